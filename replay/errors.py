@@ -1,0 +1,65 @@
+"""The error tree of the replay package. Each error says what happened, where, and what to do next."""
+
+from __future__ import annotations
+
+# What the extra `engine` brings. Without one of them there is no inference; everything else works.
+ENGINE_PACKAGES = frozenset({"torch", "transformers", "tokenizers", "safetensors", "gguf", "accelerate"})
+
+
+class ReplayError(Exception):
+    """Root of everything that `replay` raises on purpose. ``remedy`` is one sentence a person can act on.
+
+    ``exit_code`` is that of a command which ends with this error.
+    """
+
+    remedy: str = ""
+    exit_code: int = 70
+
+    def __init__(self, message: str, *, remedy: str = "") -> None:
+        super().__init__(message)
+        if remedy:
+            self.remedy = remedy
+
+
+class UsageError(ReplayError):
+    """An option or a value that cannot be used. Usually a typo; the message names the nearest valid choice."""
+
+    exit_code = 2
+
+
+class ModelUnavailable(ReplayError):
+    """No weights with the wanted name or fingerprint were found, or they could not be fetched or converted."""
+
+    exit_code = 20
+
+
+class UnsupportedModel(ReplayError):
+    """The weights are there, but their architecture or format is not on the tested list."""
+
+    exit_code = 20
+
+
+class EngineNotInstalled(ReplayError):
+    """Torch or what comes with it is missing. The base install leaves it out on purpose."""
+
+    exit_code = 20
+    remedy = "Install the engine: python -m pip install 'pplx-replay[engine]'; --target schedule needs none."
+
+
+class KVCacheExhausted(ReplayError):
+    """A running request needed a block, the pool had none, and the policy is to raise. Often a pool sized for the
+    average request rather than for the sum of the longest ones."""
+
+
+class NonFiniteLogits(ReplayError):
+    """The model's output holds NaN or infinity. Usually a damaged KV block or weights, or an overflow in float16."""
+
+
+class WorkerDied(ReplayError):
+    """The child process that ran a replay ended without a report: killed, crashed, or out of memory."""
+
+
+class BudgetSpent(ReplayError):
+    """The time given to a replay or to its loading is over."""
+
+    exit_code = 21

@@ -1,0 +1,54 @@
+"""What went wrong in an engine step, as facts. Signatures are made of these; so are the failures in a dump."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class FailureKind(StrEnum):
+    """The closed list of kinds that a signature can have."""
+
+    SILENT_TRUNCATION = "silent-truncation"
+    NON_FINITE = "non-finite"
+    EXCEPTION = "exception"
+    TIMEOUT = "timeout"
+    STALL = "stall"
+    PROCESS_DEATH = "process-death"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NonFinitePlace:
+    """Where the first non-finite value sits, searched by layer, then key before value, then block, then slot.
+
+    ``where`` is "kv-cache" when the cache explains it, else "logits" and the other fields are None.
+    """
+
+    where: str
+    layer: int | None = None
+    tensor: str | None = None
+    block: int | None = None
+    slot: int | None = None
+    position: int | None = None
+    written_by_step: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """One failure. ``invariant`` says in one term what was violated; the rest is evidence.
+
+    ``position`` is that of the token which could not be computed, or for non-finite logits not be drawn.
+    ``seq_len_exceeded_at`` is the number of tokens the sequence had when it could not grow any more.
+    """
+
+    kind: FailureKind
+    invariant: str = ""
+    exception_type: str = ""
+    message: str = ""
+    request_id: str | None = None
+    step: int | None = None
+    position: int | None = None
+    kv_cache_used_bytes: int | None = None
+    max_kv_cache_bytes: int | None = None
+    seq_len_exceeded_at: int | None = None
+    non_finite: NonFinitePlace | None = None

@@ -1,0 +1,186 @@
+"""Finds out, on this machine and these library versions, which kernel calls give a row the same bits in every batch.
+
+Nothing here is assumed from a table: each candidate is run on hundreds of random rows in calls of many sizes and
+positions, and the cheapest that never differs is taken. A difference at one size may show in 1 of 64 rows, hence the
+hundreds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch.nn import functional
+
+from replay.engine.attention import TileSizes
+from replay.engine.kernels.exact import KERNELS, LinearForm, LinearFunction, packing_available
+from replay.errors import ReplayError
+
+ROWS = 512
+"""Random rows per probe of a layer."""
+
+HEAD_ROWS = 64
+"""Random rows per probe of a layer as wide as a vocabulary, where 512 would take seconds; also its largest call."""
+
+WIDE = 16384
+"""Output features from which a layer counts as that wide."""
+
+MULTIPLES = (2, 3, 4, 5, 7, 8, 16, 25, 64, 128)
+"""Call sizes that are compared with calls of one tile, in tiles."""
+
+TILES = (4, 16)
+"""Row tiles that are tried, cheapest first. One row is never invariant, two not with MKL."""
+
+
+class NoExactKernel(ReplayError):
+    """No form of a kernel gave the same bits twice. Usually a new machine or library version."""
+
+    remedy = "Run with --kernels stock, and report the machine and library versions."
+
+
+def random_rows(rows: int, features: int, dtype: torch.dtype) -> torch.Tensor:
+    """Rows [rows, features] from a generator of its own, so that torch's global one is left alone."""
+    generator = torch.Generator().manual_seed(rows * 1_000_003 + features)
+    return torch.randn((rows, features), generator=generator).to(dtype)
+
+
+def rows_agree(function: LinearFunction, rows: torch.Tensor, *, tile: int, most: int) -> bool:
+    """Whether each row's bits are the same in every call size that is a multiple of `tile` up to `most`.
+
+    The comparison is with calls of exactly `tile` rows. The last call of each size ends at the last row, so positions
+    vary as well.
+    """
+    count = rows.shape[0]
+    expected = torch.cat([function(part) for part in rows.split(tile)])
+    for multiple in MULTIPLES:
+        size = multiple * tile
+        if size > min(count, most):
+            break
+        starts = [*range(0, count - size, size), count - size]
+        if any(not _same(function(rows[s : s + size]), expected[s : s + size]) for s in starts):
+            return False
+    return True
+
+
+def choose_tile(layers: Sequence[tuple[torch.Tensor, torch.Tensor | None]]) -> tuple[int, list[LinearForm]]:
+    """The row tile for a model, and a form for each of its distinct layers, given as (weight, bias).
+
+    Takes the smallest tile for which every layer passes in whole calls; else the largest, with strict calls of exactly
+    that many rows for the layers that fail.
+    """
+    forms: list[LinearForm] = []
+    for tile in TILES:
+        forms = [choose_form(weight, bias, tile=tile) for weight, bias in layers]
+        if not any(form.rows for form in forms):
+            return tile, forms
+    return TILES[-1], forms
+
+
+def choose_form(weight: torch.Tensor, bias: torch.Tensor | None, *, tile: int) -> LinearForm:
+    """The cheapest form of a linear layer whose rows agree for multiples of `tile`."""
+    kernels = ["packed", "plain"] if packing_available() else ["plain"]
+    return choose([(kernel, KERNELS[kernel](weight, bias)) for kernel in kernels], weight, bias, tile=tile)
+
+
+def choose(
+    candidates: Sequence[tuple[str, LinearFunction]],
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    *,
+    tile: int,
+) -> LinearForm:
+    """As `choose_form`, from given functions by name, cheapest first. One that computes something else is left out.
+
+    Raises `NoExactKernel` when none computes the layer.
+    """
+    wide = weight.shape[0] >= WIDE
+    count = HEAD_ROWS if wide else ROWS
+    rows = random_rows(count, weight.shape[1], weight.dtype)
+    few = rows[:tile]
+    expected = functional.linear(few.float(), weight.float(), None if bias is None else bias.float())
+    tolerance = 1e-4 if weight.dtype == torch.float32 else 2e-2
+    right = []
+    for name, function in candidates:
+        error = (function(few).float() - expected).abs().max()
+        if error <= tolerance * expected.abs().max().clamp(min=1e-6):
+            right.append((name, function))
+    for name, function in right:
+        if rows_agree(function, rows, tile=tile, most=count):
+            return LinearForm(kernel=name, most=count)
+    if not right:
+        raise NoExactKernel(f"no linear kernel computes a layer of shape {tuple(weight.shape)} and {weight.dtype}")
+    return LinearForm(kernel=right[0][0], rows=tile, most=count)
+
+
+def choose_attention(
+    *, num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, max_keys: int, rows: int
+) -> TileSizes:
+    """Tile sizes for attention: a small tile for decode if its bits equal the large one's, keys padded to 512.
+
+    Where padding changes bits, keys are padded to `max_keys` always, the one length that cannot vary.
+    """
+    repeat = num_heads // num_kv_heads
+    # From 192 query rows on, torch's CPU kernel blocks differently and packs, depending on the batch.
+    prefill = next(size for size in (16, 8, 4, 2) if size * repeat < 192 or size == 2)
+    problem = _AttentionProblem(num_kv_heads, repeat, head_dim, dtype)
+    expected = problem.run(queries=prefill, keys=512)
+    if not _same(problem.run(queries=prefill, keys=1024), expected):
+        longest = -(-max_keys // 512) * 512
+        return TileSizes(rows=rows, decode=prefill, prefill=prefill, keys=longest)
+    decode = next(
+        (
+            size
+            for size in (2, 4, 8)
+            if size < prefill
+            and _same(problem.run(queries=size, keys=512), expected)
+            and _same(problem.run(queries=size, keys=1024), expected)
+        ),
+        prefill,
+    )
+    return TileSizes(rows=rows, decode=decode, prefill=prefill, keys=512)
+
+
+class _AttentionProblem:
+    """64 queries at positions 200-263 of one sequence, tiled in any way."""
+
+    first, count = 200, 64
+
+    def __init__(self, kv_heads: int, repeat: int, dim: int, dtype: torch.dtype) -> None:
+        self.kv_heads, self.repeat, self.dim = kv_heads, repeat, dim
+        self.query = random_rows(self.count, kv_heads * repeat * dim, dtype).view(self.count, kv_heads, repeat, dim)
+        self.key, self.value = (
+            random_rows(self.first + self.count + extra, kv_heads * dim, dtype)[extra:].view(-1, kv_heads, dim)
+            for extra in (0, 1)
+        )
+
+    def run(self, *, queries: int, keys: int) -> torch.Tensor:
+        """Results [count, kv_heads, repeat, dim], or NaN when a tile differs in a call of its own."""
+        tiles = self.count // queries
+        tile = self.query.view(tiles, queries, self.kv_heads, self.repeat, self.dim).permute(0, 2, 3, 1, 4)
+        tile = tile.reshape(tiles, self.kv_heads, self.repeat * queries, self.dim)
+        both = []
+        for part in (self.key, self.value):
+            padded = part.new_zeros((keys, self.kv_heads, self.dim))
+            padded[: part.shape[0]] = part
+            both.append(padded.transpose(0, 1)[None].expand(tiles, -1, -1, -1))
+        positions = torch.arange(self.first, self.first + self.count).view(tiles, 1, queries, 1)
+        hidden = torch.arange(keys)[None, None, None, :] > positions
+        mask = self.query.new_zeros(hidden.shape).masked_fill_(hidden, float("-inf")).repeat(1, 1, self.repeat, 1)
+        scale = self.dim**-0.5
+
+        def attend(which: slice) -> torch.Tensor:
+            return functional.scaled_dot_product_attention(
+                tile[which], both[0][which], both[1][which], attn_mask=mask[which], scale=scale
+            )
+
+        result = attend(slice(None))
+        alone = attend(slice(tiles - 1, tiles))
+        if not _same(alone, result[-1:]):
+            return torch.full_like(self.query, float("nan"))
+        result = result.view(tiles, self.kv_heads, self.repeat, queries, self.dim).permute(0, 3, 1, 2, 4)
+        return result.reshape(self.query.shape)
+
+
+def _same(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Equal values with no NaN. Signed zeros count as equal: no sum or product that follows tells them apart."""
+    return bool(torch.equal(first, second))

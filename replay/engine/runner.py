@@ -1,0 +1,120 @@
+"""Runs a step on the model: packs its chunks into rows, computes them, draws the next tokens."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from replay.engine import sampler
+from replay.engine.attention import exact_context, stock_context
+from replay.engine.kv_store import KVStore
+from replay.engine.request import Request
+from replay.engine.schedule import Chunk, Sample, StepPlan
+from replay.engine.weights import LoadedModel
+from replay.errors import ReplayError
+
+
+class ModelRunner:
+    """The executor that computes. One thread alone calls it; the model may be shared, the cache not."""
+
+    def __init__(self, model: LoadedModel, kv: KVStore, *, digests: bool = False) -> None:
+        self.model = model
+        self.kv = kv
+        self.digests = digests
+
+    def execute(self, plan: StepPlan, *, recorded: Mapping[str, int] | None = None) -> dict[str, Sample]:
+        """Samples by request id, one for each chunk that samples. Keys and values go to the chunks' slots.
+
+        ``recorded`` holds tokens by request id that a replay expects: it fills `Sample.gap` and changes nothing else.
+        """
+        if not plan.chunks:
+            return {}
+        hidden = self.compute(plan.chunks, step=plan.index)
+        ends = np.cumsum([chunk.num_tokens for chunk in plan.chunks]) - 1
+        sampling = [(int(end), chunk.request) for end, chunk in zip(ends, plan.chunks, strict=True) if chunk.samples]
+        if not sampling:
+            return {}
+        logits = self.logits(hidden, [end for end, _ in sampling])
+        return {
+            request.id: self.sample(
+                row, request, position=request.num_tokens, expected=recorded.get(request.id) if recorded else None
+            )
+            for row, (_, request) in zip(logits, sampling, strict=True)
+        }
+
+    def compute(self, chunks: Sequence[Chunk], *, step: int) -> torch.Tensor:
+        """Final hidden states [rows, hidden_size] of the chunks' tokens in order; padding rows are cut off.
+
+        Writes and stamps their slots. Every request must hold blocks for the tokens up to its chunk's end.
+        """
+        model = self.model
+        if model.kernels == "exact" and torch.get_num_threads() != model.threads:
+            raise ReplayError(
+                f"the kernels were probed on {model.threads} threads and now run on {torch.get_num_threads()}",
+                remedy="Set the number of threads before the model is loaded.",
+            )
+        rows = sum(chunk.num_tokens for chunk in chunks)
+        padded = model.sizes.pad_rows(rows)
+        tokens = np.zeros(padded, dtype=np.int64)
+        positions = np.zeros(padded, dtype=np.int64)
+        row = 0
+        for chunk in chunks:
+            stop = chunk.start + chunk.num_tokens
+            tokens[row : row + chunk.num_tokens] = chunk.request.tokens[chunk.start : stop]
+            positions[row : row + chunk.num_tokens] = np.arange(chunk.start, stop)
+            row += chunk.num_tokens
+        with torch.inference_mode():
+            if model.kernels == "exact":
+                context = exact_context(chunks, self.kv, num_heads=model.num_heads, sizes=model.sizes)
+            else:
+                context = stock_context(chunks, self.kv)
+            hidden = model.model(
+                input_ids=torch.from_numpy(tokens)[None].to(model.device),
+                position_ids=torch.from_numpy(positions)[None].to(model.device),
+                use_cache=False,
+                pplx_step=context,
+            ).last_hidden_state[0, :rows]
+        written = []
+        for chunk in chunks:
+            slots = self.kv.slots_of(chunk.request.blocks, chunk.start, chunk.start + chunk.num_tokens)
+            self.kv.stamp(slots, step=step, owner=chunk.request.id, first_position=chunk.start)
+            written.append(slots)
+        self.kv.just_written = np.concatenate(written)
+        return hidden
+
+    def logits(self, hidden: torch.Tensor, rows: Sequence[int]) -> NDArray[np.float32]:
+        """Logits [len(rows), vocab_size] of the chosen rows of `compute`'s result."""
+        with torch.inference_mode():
+            index = torch.as_tensor(list(rows), dtype=torch.long, device=hidden.device)
+            picked = hidden.new_zeros((self.model.sizes.pad_rows(len(rows)), hidden.shape[1]))
+            torch.index_select(hidden, 0, index, out=picked[: len(rows)])
+            result: NDArray[np.float32] = self.model.head(picked)[: len(rows)].float().cpu().numpy()
+        return result
+
+    def sample(
+        self, row: NDArray[np.float32], request: Request, *, position: int, expected: int | None = None
+    ) -> Sample:
+        """Draw the token at `position` of a request from its logits row, as if the tokens from there on were unknown.
+
+        ``expected`` does not take part in the draw; how far below the top it lies becomes `Sample.gap`.
+        """
+        digest = None
+        if self.digests:
+            digest = int.from_bytes(hashlib.blake2b(row.tobytes(), digest_size=8).digest(), "big")
+        if not sampler.is_finite(row):
+            return Sample(token=-1, digest=digest, finite=False)
+        token = sampler.draw(
+            row,
+            request.sampling,
+            prompt=request.tokens[: request.num_prompt],
+            output=request.tokens[request.num_prompt : position],
+            sample_index=request.sample_index,
+            position=position,
+            eos_token_ids=self.model.eos_token_ids,
+        )
+        gap = float(row.max() - row[expected]) if expected is not None and 0 <= expected < row.size else None
+        return Sample(token=token, digest=digest, margin=sampler.margin(row), gap=gap)

@@ -1,0 +1,161 @@
+"""A row's bits do not depend on its batch: alone, mixed, whole, in chunks, decoded; any threads, any blocks."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from replay.engine.runner import ModelRunner
+from replay.engine.weights import LoadedModel, load_model
+from tests.mixing import BLOCK_SIZE, chunks_of, make_request, random_tokens, run_among
+from tests.tiny import make_tiny_model
+
+DTYPES = ("float32", "bfloat16")
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    # Wide and odd, so that stock activations have a scalar tail and stock products depend on the row count.
+    folder = make_tiny_model(tmp_path_factory.mktemp("tiny"), intermediate_size=1539)
+
+    @cache
+    def cached(dtype, threads, kernels) -> LoadedModel:
+        return load_model(folder, dtype=dtype, kernels=kernels)
+
+    def load(dtype: str, threads: int = 1, kernels: str = "exact") -> LoadedModel:
+        """A model, with torch set to the threads on which it was probed."""
+        torch.set_num_threads(threads)
+        return cached(dtype, threads, kernels)
+
+    return load
+
+
+@pytest.fixture(autouse=True)
+def threads():
+    """Leaves torch's thread count as it was."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def new_runner(model: LoadedModel, *, num_blocks: int = 128) -> ModelRunner:
+    kv = model.kv_store(num_blocks=num_blocks, block_size=BLOCK_SIZE)
+    # What a freed block holds must never matter.
+    kv.fill_blocks(range(num_blocks), float("nan"))
+    return ModelRunner(model, kv)
+
+
+def ways(model: LoadedModel, length: int):
+    """(name, logits, KV) of one request computed in every way of the issue."""
+    tokens = random_tokens(length, model.vocab_size, seed=1)
+    per_request = -(-length // BLOCK_SIZE)
+    others = [
+        make_request(
+            random_tokens(length, model.vocab_size, seed=index),
+            range(index * per_request, (index + 1) * per_request),
+            name=f"other-{index}",
+        )
+        for index in range(2, 9)
+    ]
+
+    def varied(step: int, index: int) -> int:
+        return (1, 5, 1, 1, 23, 1, 1)[(step + index) % 7]
+
+    for name, lengths in (
+        ("whole", [length]),
+        ("chunks of 7", chunks_of(7, length)),
+        ("chunks of 64", chunks_of(64, length)),
+        ("decoded", chunks_of(1, length)),
+    ):
+        for mates in ((), others):
+            # Decoding among decoding mates is the usual case, and one that real weights take in seconds.
+            count = varied if lengths[0] > 1 else (lambda step, index: 1)
+            request = make_request(tokens, range(per_request)[::-1])
+            runner = new_runner(model, num_blocks=9 * per_request)
+            logits, kv = run_among(runner, request, lengths, others=mates, other_length=count, place=len(mates) // 2)
+            yield f"{name}, {'in a mix of 8' if mates else 'alone'}", logits, kv
+
+
+def assert_same_bits(model: LoadedModel, length: int):
+    results = list(ways(model, length))
+    _, logits, kv = results[0]
+    used = length % BLOCK_SIZE or BLOCK_SIZE
+    assert np.isfinite(logits).all()
+    for name, other_logits, other_kv in results[1:]:
+        differing = (logits.view(np.uint32) != other_logits.view(np.uint32)).any(axis=1)
+        assert not differing.any(), f"{name}: {differing.sum()} of {length} rows differ"
+        assert np.array_equal(kv[:-1], other_kv[:-1]), name
+        assert np.array_equal(kv[-1, :, :, :used], other_kv[-1, :, :, :used]), name
+    return logits
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_same_bits_alone_and_mixed_whole_chunked_and_decoded(tiny, dtype):
+    one = assert_same_bits(tiny(dtype, 1), 100)
+    two = assert_same_bits(tiny(dtype, 2), 100)
+    assert np.array_equal(one, two)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_stock_kernels_do_differ(tiny, dtype):
+    """The comparison above must be able to fail, and does on torch's own kernels."""
+    with pytest.raises(AssertionError, match="rows differ"):
+        assert_same_bits(tiny(dtype, 1, "stock"), 100)
+
+
+def test_bits_do_not_depend_on_how_many_keys_are_padded(tiny):
+    """Positions on both sides of a padding boundary, so that decode and prefill pad differently."""
+    model = tiny("bfloat16", 1)
+    boundary = model.sizes.keys
+    tokens = random_tokens(boundary + 40, model.vocab_size, seed=3)
+    blocks = range(-(-len(tokens) // BLOCK_SIZE))
+    whole, _ = run_among(new_runner(model), make_request(tokens, blocks), [len(tokens)])
+    lengths = [boundary - 10, *chunks_of(1, 50)]
+    stepped, _ = run_among(new_runner(model), make_request(tokens, blocks), lengths)
+    assert np.array_equal(whole, stepped)
+
+
+@given(st.data())
+def test_same_bits_in_any_mix_chunking_and_placement(tiny, data):
+    model = tiny(data.draw(st.sampled_from(DTYPES), label="dtype"), 1)
+    length = data.draw(st.integers(2, 70), label="length")
+    tokens = random_tokens(length, model.vocab_size, seed=data.draw(st.integers(0, 9), label="seed"))
+    needed = -(-length // BLOCK_SIZE)
+    expected, _ = run_among(new_runner(model), make_request(tokens, range(needed)), [length])
+
+    lengths: list[int] = []
+    while sum(lengths) < length:
+        lengths.append(data.draw(st.integers(1, min(33, length - sum(lengths))), label="chunk"))
+    blocks = data.draw(st.permutations(range(128)), label="blocks")
+    count = data.draw(st.integers(0, 7), label="others")
+    others = [
+        make_request(random_tokens(64, model.vocab_size, seed=100 + i), blocks[8 + 4 * i : 12 + 4 * i], name=f"o{i}")
+        for i in range(count)
+    ]
+    takes = data.draw(st.lists(st.integers(1, 40), min_size=7, max_size=7), label="other lengths")
+    place = data.draw(st.integers(0, count), label="place")
+    logits, _ = run_among(
+        new_runner(model),
+        make_request(tokens, blocks[:needed]),
+        lengths,
+        others=others,
+        other_length=lambda step, index: takes[(step + index) % 7],
+        place=place,
+    )
+    assert np.array_equal(expected, logits)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_same_bits_on_the_real_model(smollm2: Path, dtype):
+    results = []
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        results.append(assert_same_bits(load_model(smollm2, dtype=dtype), 72))
+    assert np.array_equal(*results)

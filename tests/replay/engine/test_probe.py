@@ -1,0 +1,156 @@
+"""The probe finds forms that are exact, and turns down those that are not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from replay.engine import probe
+from replay.engine.attention import TileSizes
+from replay.engine.kernels.exact import KERNELS, ExactLinear, ExactSiLU, LinearForm, packing_available, plain_linear
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def weight_of(shape, dtype=torch.float32):
+    return probe.random_rows(shape[0], shape[1], dtype) * 0.05
+
+
+def depends_on_rows(weight, *, sizes):
+    """A linear layer that is a little off for calls of the given row counts, in one row of sixty-four."""
+    function = plain_linear(weight, None)
+
+    def apply(rows):
+        result = function(rows)
+        if rows.shape[0] in sizes:
+            odd = (rows[:, 0] * 1000).long() % 64 == 0
+            result[odd] = torch.nextafter(result[odd], torch.tensor(float("inf")))
+        return result
+
+    return apply
+
+
+@pytest.mark.parametrize("size", [4, 12, 28, 64, 512])
+def test_a_layer_that_depends_on_its_row_count_is_seen(size):
+    weight = weight_of((32, 48))
+    rows = probe.random_rows(probe.ROWS, 48, torch.float32)
+    assert probe.rows_agree(plain_linear(weight, None), rows, tile=4, most=512)
+    assert not probe.rows_agree(depends_on_rows(weight, sizes=(size,)), rows, tile=4, most=512)
+
+
+def test_the_cheapest_form_that_passes_is_taken():
+    weight = weight_of((32, 48))
+    good, bad = plain_linear(weight, None), depends_on_rows(weight, sizes=(32,))
+    assert probe.choose([("first", good), ("second", good)], weight, None, tile=4) == LinearForm(kernel="first")
+    assert probe.choose([("first", bad), ("second", good)], weight, None, tile=4) == LinearForm(kernel="second")
+
+
+def test_when_none_passes_every_call_has_the_same_row_count():
+    weight = weight_of((32, 48))
+    bad = depends_on_rows(weight, sizes=(32, 64))
+    form = probe.choose([("only", bad)], weight, None, tile=16)
+    assert form == LinearForm(kernel="only", rows=16)
+    assert str(form) == "only/strict-16"
+    layer = ExactLinear(bad, form)
+    rows = probe.random_rows(64, 48, torch.float32)
+    expected = torch.cat([layer(part[None])[0] for part in rows.split(16)])
+    assert torch.equal(layer(rows[None])[0], expected)
+
+
+def test_a_kernel_that_computes_something_else_is_left_out():
+    weight = weight_of((32, 48))
+    wrong = plain_linear(weight * 1.01, None)
+    good = plain_linear(weight, None)
+    assert probe.choose([("wrong", wrong), ("right", good)], weight, None, tile=4).kernel == "right"
+    with pytest.raises(probe.NoExactKernel, match="no linear kernel"):
+        probe.choose([("wrong", wrong)], weight, None, tile=4)
+
+
+def test_one_failing_layer_costs_the_small_tile_only_if_the_large_one_helps(monkeypatch):
+    good, bad = weight_of((32, 48)), weight_of((24, 48))
+    sizes = {24: (4,), 32: ()}
+    monkeypatch.setitem(KERNELS, "plain", lambda weight, bias: depends_on_rows(weight, sizes=sizes[weight.shape[0]]))
+    monkeypatch.setattr(probe, "packing_available", lambda: False)
+    # Calls of 4 rows are the odd ones out, so nothing is left to differ at a tile of 16.
+    tile, forms = probe.choose_tile([(good, None), (bad, None)])
+    assert (tile, [str(form) for form in forms]) == (16, ["plain", "plain"])
+    sizes[24] = (4, 32)
+    tile, forms = probe.choose_tile([(good, None), (bad, None)])
+    assert (tile, [str(form) for form in forms]) == (16, ["plain", "plain/strict-16"])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_real_kernels_give_a_usable_form(dtype):
+    weight = weight_of((192, 576), dtype)
+    tile, (form,) = probe.choose_tile([(weight, None)])
+    function = KERNELS[form.kernel](weight, None)
+    layer = ExactLinear(function, form)
+    rows = probe.random_rows(96, 576, dtype)
+    expected = torch.cat([layer(part) for part in rows.split(tile)])
+    for multiple in (2, 3, 6):
+        assert torch.equal(torch.cat([layer(part) for part in rows.split(tile * multiple)]), expected)
+
+
+@pytest.mark.skipif(not packing_available(), reason="this torch build has no packed linear")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_packed_linear_computes_the_layer(dtype):
+    weight, bias = weight_of((40, 64), dtype), weight_of((1, 40), dtype)[0]
+    rows = probe.random_rows(8, 64, dtype)
+    result = KERNELS["packed"](weight, bias)(rows)
+    expected = rows.float() @ weight.float().T + bias.float()
+    assert torch.allclose(result.float(), expected, rtol=1e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-2)
+
+
+def test_calls_longer_than_proven_are_split():
+    seen = []
+
+    def record(rows):
+        seen.append(rows.shape[-2])
+        return rows
+
+    layer = ExactLinear(record, LinearForm(kernel="packed", most=64))
+    rows = torch.arange(300.0).view(1, 150, 2)
+    assert torch.equal(layer(rows), rows)
+    assert seen == [64, 64, 22]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_exact_silu_is_silu_whatever_the_shape(dtype):
+    values = (probe.random_rows(1, 1003, dtype) * 6)[0]
+    values[:4] = torch.tensor([200.0, -200.0, 0.0, -88.0], dtype=dtype)
+    silu = ExactSiLU()
+    whole = silu(values)
+    assert torch.allclose(whole.double(), torch.nn.functional.silu(values.double()), rtol=8e-3, atol=1e-6)
+    for length in (1, 3, 7, 16, 33):
+        assert torch.equal(torch.cat([silu(part) for part in values.split(length)]), whole)
+    assert torch.isfinite(whole).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(9, 3, 64), (4, 2, 16), (64, 1, 32)])
+def test_attention_tiles_are_found(dtype, heads, kv_heads, dim):
+    sizes = probe.choose_attention(
+        num_heads=heads, num_kv_heads=kv_heads, head_dim=dim, dtype=dtype, max_keys=2048, rows=4
+    )
+    assert sizes.rows == 4
+    assert 2 <= sizes.decode <= sizes.prefill
+    assert sizes.prefill * (heads // kv_heads) < 192
+    assert sizes.keys in (512, 2048)
+
+
+def test_where_padding_changes_bits_the_length_is_fixed(monkeypatch):
+    plain = torch.nn.functional.scaled_dot_product_attention
+
+    def off_at_1024(query, key, value, **options):
+        result = plain(query, key, value, **options)
+        return result * (1 + 1e-6) if key.shape[2] == 1024 else result
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", off_at_1024)
+    sizes = probe.choose_attention(num_heads=4, num_kv_heads=2, head_dim=16, dtype=torch.float32, max_keys=700, rows=4)
+    assert sizes == TileSizes(rows=4, decode=16, prefill=16, keys=1024)

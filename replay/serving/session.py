@@ -1,0 +1,139 @@
+"""One life of the engine: a scheduler, an engine and a ring that begin together and end together."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dumps.record.recorder import FlightRecorder
+from dumps.schema import state_pb2 as pb
+from replay.engine.engine import Engine, EngineHooks
+from replay.engine.failure import Failure
+from replay.engine.kv_store import KVStore
+from replay.engine.live import LiveScheduler
+from replay.engine.request import Request
+from replay.engine.schedule import EngineConfig, Executor
+from replay.engine.stop_strings import StopStrings
+from replay.serving.contents import KvWatch, RecordKv
+from replay.serving.dumping import Dumper
+from replay.serving.hooks import RecorderHook
+from replay.serving.jobs import Job
+
+log = logging.getLogger("pplx.server")
+
+OpenRecorder = Callable[[Path], FlightRecorder]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What outlives a session: the model with its cache, and how sessions are set up."""
+
+    config: EngineConfig
+    executor: Executor
+    kv: KVStore
+    eos_token_ids: tuple[int, ...]
+    stop_strings: StopStrings
+    open_recorder: OpenRecorder
+    dumper: Dumper
+    record_kv: RecordKv
+    keep_text: bool
+    quirks: tuple[EngineHooks, ...] = ()
+
+
+@dataclass(slots=True, kw_only=True)
+class Session:
+    """Owned by the engine's thread. ``ring`` stays a readable file until `close`."""
+
+    engine: Engine
+    scheduler: LiveScheduler
+    ring: Path
+    bytes_per_block: int
+    _stop_strings: StopStrings
+    _dumper: Dumper
+    _watch: KvWatch
+    _hook: RecorderHook | None = field(default=None)
+
+    def add(self, job: Job) -> None:
+        if self._hook is not None:
+            self._hook.arrived(job)
+        self.engine.add(job.request)
+
+    def forget(self, request: Request) -> None:
+        """Drop what is kept for a request that has ended."""
+        self._stop_strings.forget(request)
+
+    def failed(self, failure: Failure) -> None:
+        """Record a failure that no step's outcome holds."""
+        if self._hook is not None:
+            self._hook.failed(failure)
+
+    def dump(self, reason: str, *, exception: BaseException | None = None) -> str | None:
+        """Write a dump of this moment. Returns its id."""
+        if self._hook is None or self._hook.broken:
+            log.error("no dump: the flight recorder is off, reason: %s", reason)
+            return None
+        return self._dumper.write(self.ring, reason, contents=self._watch.collect, exception=exception)
+
+    def dump_from_outside(self, reason: str) -> str | None:
+        """As `dump`, for another thread while the engine's hangs in a step. Holds no KV contents."""
+        failure = pb.Failure(kind="timeout", invariant="engine-step", message="the engine did not answer")
+        return self._dumper.write(self.ring, reason, failure=failure)
+
+    def close(self, *, keep_ring: bool = False) -> None:
+        """End on purpose. The ring goes: what is worth keeping of it is in dumps, and it may hold people's text.
+
+        With ``keep_ring`` it stays, for the next start to recover: the last resort where no dump could be written.
+        """
+        if self._hook is None:
+            return
+        self._hook.close(clean=not keep_ring)
+        if not keep_ring:
+            self.ring.unlink(missing_ok=True)
+
+
+class Sessions:
+    """Opens one session after another on the same model, each with a ring of its own."""
+
+    def __init__(self, parts: Parts, folder: Path) -> None:
+        self._parts = parts
+        self._folder = folder
+        self._count = 0
+
+    def open(self) -> Session:
+        """A fresh session.
+
+        Raises:
+            OSError: no ring could be created for the first session. Later ones do without: serving goes on.
+        """
+        parts = self._parts
+        self._count += 1
+        ring = self._folder / f"flight-{os.getpid()}-{self._count}.ring"
+        scheduler = LiveScheduler(parts.config, eos_token_ids=parts.eos_token_ids, stop_check=parts.stop_strings)
+        hook: RecorderHook | None = None
+        try:
+            hook = RecorderHook(parts.open_recorder(ring), scheduler, keep_text=parts.keep_text)
+        except OSError:
+            if self._count == 1:
+                raise
+            log.exception("no flight recorder: %s cannot be created", ring)
+        watch = KvWatch(parts.kv, scheduler.running, parts.record_kv)
+        engine = Engine(
+            scheduler=scheduler,
+            executor=parts.executor,
+            bytes_per_block=parts.kv.bytes_per_block,
+            hooks=(() if hook is None else (hook,)) + parts.quirks,
+            watch=watch,
+        )
+        return Session(
+            engine=engine,
+            scheduler=scheduler,
+            ring=ring,
+            bytes_per_block=parts.kv.bytes_per_block,
+            _stop_strings=parts.stop_strings,
+            _dumper=parts.dumper,
+            _watch=watch,
+            _hook=hook,
+        )

@@ -1,0 +1,99 @@
+"""Which contradictions in a dump make a replay of it meaningless, so that it is refused before it begins.
+
+A record may contradict itself because the dead process was broken, and that is what a replay is for: wrong blocks,
+reference counts or ends are compared and reported. What is refused is a record that does not say what to run.
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+
+from dumps.errors import InvalidState, LimitExceeded
+from dumps.schema import state_pb2 as pb
+from dumps.tensors import from_le32
+from dumps.validate.requests import check_requests
+from dumps.validate.schedule import check_schedule
+
+# A dump is untrusted, and these numbers become allocations.
+MAX_BLOCKS = 1 << 22
+MAX_SLOTS = 1 << 26
+MAX_TOKENS = 1 << 22
+
+REMEDY = "pplx-state verify names each contradiction"
+
+# Rules of dumps.validate: who runs, what they say, how they draw, and in which order it happened.
+_REFUSED = frozenset(
+    {
+        "requests.id",
+        "requests.token-count",
+        "requests.token-id",
+        "requests.sampling",
+        "requests.digests",
+        "schedule.request-index",
+        "schedule.step-index",
+        "schedule.num-tokens",
+        "schedule.twice",
+    }
+)
+
+
+def admit(state: pb.RuntimeState) -> None:
+    """Raises `InvalidState` that names the first contradiction with which nothing can be replayed."""
+    for problem in chain(check_requests(state), check_schedule(state)):
+        if problem.rule in _REFUSED:
+            raise InvalidState(f"{problem.path}: {problem.message}", remedy=REMEDY)
+    _check_arrivals(state)
+    if state.scheduler.HasField("start"):
+        _check_start(state)
+
+
+def check_sizes(*, num_blocks: int, block_size: int, longest: int) -> None:
+    """Raises `LimitExceeded` for a pool or a request larger than any real one, and ValueError for an empty pool."""
+    limits = (
+        ("num_blocks", num_blocks, MAX_BLOCKS),
+        ("num_blocks times block_size", num_blocks * block_size, MAX_SLOTS),
+        ("tokens of a request", longest, MAX_TOKENS),
+    )
+    for name, value, limit in limits:
+        if value > limit:
+            raise LimitExceeded(f"{name} is {value}, the limit is {limit}", remedy="no engine of today is that large")
+    if block_size == 0 or num_blocks == 0:
+        raise ValueError("block_size and num_blocks must be at least 1")
+
+
+def _check_arrivals(state: pb.RuntimeState) -> None:
+    """A request arrives once: before the record, or in one step of it."""
+    start = state.scheduler.start
+    known = {*start.waiting, *(one.request for one in start.running)}
+    if len(known) < len(start.waiting) + len(start.running):
+        raise InvalidState("scheduler.start: a request stands in it twice", remedy=REMEDY)
+    for number, step in enumerate(state.steps):
+        for request in step.arrived:
+            if request in known:
+                raise InvalidState(f"steps[{number}].arrived: request {request} was there before", remedy=REMEDY)
+            known.add(request)
+
+
+def _check_start(state: pb.RuntimeState) -> None:
+    """Blocks and lengths of the scheduler state in which the record begins."""
+    start, engine = state.scheduler.start, state.engine
+    free = from_le32(start.free_blocks)
+    held = set()
+    for number, one in enumerate(start.running):
+        path, blocks = f"scheduler.start.running[{number}]", from_le32(one.block_table)
+        held.update(blocks)
+        recorded = state.requests[one.request]
+        tokens = recorded.num_prompt_tokens + one.num_output_tokens
+        if one.num_computed_tokens > len(blocks) * engine.block_size:
+            raise InvalidState(
+                f"{path}: {one.num_computed_tokens} tokens in {len(blocks)} blocks of {engine.block_size}",
+                remedy=REMEDY,
+            )
+        if recorded.num_prompt_tokens and one.num_computed_tokens > tokens:
+            raise InvalidState(f"{path}: {one.num_computed_tokens} of {tokens} tokens are computed", remedy=REMEDY)
+    if any(not 0 <= block < engine.num_blocks for block in (*free, *held)):
+        raise InvalidState(f"scheduler.start: a block is outside 0 to {engine.num_blocks - 1}", remedy=REMEDY)
+    if len(set(free)) < len(free):
+        raise InvalidState("scheduler.start.free_blocks: a block stands in it twice", remedy=REMEDY)
+    if held & set(free):
+        raise InvalidState(f"scheduler.start: block {min(held & set(free))} is free and in use", remedy=REMEDY)

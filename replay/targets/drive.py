@@ -1,0 +1,167 @@
+"""Drives an engine along a record: which step to stop at, and what to remember of the way."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from replay.engine.engine import Engine, FailureWatch, StepOutcome
+from replay.engine.failure import Failure, FailureKind
+from replay.engine.recorded import RecordedScheduler
+from replay.engine.request import FinishCause, Request
+from replay.engine.schedule import Executor, Sample, StepPlan, StopCheck
+from replay.errors import BudgetSpent
+from replay.targets.rebuild import UNKNOWN_TOKEN, Rebuilt, RebuiltOutputs
+
+Emit = Callable[[dict[str, Any]], None]
+
+RECORDED_STOPS = frozenset({FinishCause.EOS, FinishCause.STOP_TOKEN, FinishCause.STOP_STRING})
+
+
+class Deadline:
+    """A budget of wall-clock time that starts when the first step is replayed."""
+
+    def __init__(self, seconds: float | None) -> None:
+        self._seconds = seconds
+        self._end: float | None = None
+
+    def start(self) -> None:
+        if self._end is None and self._seconds is not None:
+            self._end = time.monotonic() + self._seconds
+
+    def check(self, where: str) -> None:
+        """Raises `BudgetSpent`."""
+        if self._end is not None and time.monotonic() > self._end:
+            raise BudgetSpent(
+                f"the replay did not end within {self._seconds:g} s; it had reached {where}",
+                remedy="raise --timeout; loading does not count",
+            )
+
+
+class RecordedTokens:
+    """An executor without a model: a request draws what it drew when it was recorded.
+
+    One whose logits were not finite then has none that are now, so that its blocks come back as they did. That it
+    failed is the record's word and no evidence: see `shown_without_a_model`.
+
+    A request that outlives its record, since it found a block where it had found none, is taken to run to its limit.
+    ``guessed_from`` is the first step with such a token: what fails after it may never have happened.
+    """
+
+    def __init__(self, outputs: RebuiltOutputs) -> None:
+        self.guessed_from: int | None = None
+        self._outputs = outputs
+
+    def execute(self, plan: StepPlan) -> dict[str, Sample]:
+        drawing = [chunk.request for chunk in plan.chunks if chunk.samples]
+        if self.guessed_from is None and any(r.num_output >= self._outputs[r.id].num_tokens for r in drawing):
+            self.guessed_from = plan.index
+        return {chunk.request.id: self._sample(chunk.request) for chunk in plan.chunks if chunk.samples}
+
+    def _sample(self, request: Request) -> Sample:
+        output = self._outputs[request.id]
+        if output.cause is FinishCause.NON_FINITE and request.num_output == output.num_tokens:
+            return Sample(UNKNOWN_TOKEN, finite=False)
+        known = output.tokens is not None and request.num_output < len(output.tokens)
+        return Sample(output.tokens[request.num_output] if known and output.tokens else UNKNOWN_TOKEN)
+
+
+def shown_without_a_model(failures: list[Failure]) -> list[Failure]:
+    """The failures that a replay from recorded tokens has shown by itself."""
+    return [failure for failure in failures if failure.kind is not FailureKind.NON_FINITE]
+
+
+def recorded_stops(outputs: RebuiltOutputs) -> StopCheck:
+    """Ends a request where the record says that its text ended it, since without a model nothing else tells."""
+
+    def check(request: Request) -> FinishCause | None:
+        output = outputs[request.id]
+        ends = request.num_output == output.num_tokens and output.cause in RECORDED_STOPS
+        return output.cause if ends else None
+
+    return check
+
+
+@dataclass(slots=True)
+class Trail:
+    """What a drive has seen so far."""
+
+    failures: list[Failure] = field(default_factory=list)
+    steps: int = 0
+    peak_used_blocks: int = 0
+    exception: Exception | None = None
+
+
+class Drive:
+    """An engine on a record. `run_to` and `run_out` advance it; `trail` remembers."""
+
+    def __init__(
+        self,
+        rebuilt: Rebuilt,
+        *,
+        executor: Executor,
+        stop_check: StopCheck,
+        deadline: Deadline,
+        emit: Emit,
+        bytes_per_block: int,
+        rederive: bool = False,
+        watch: FailureWatch | None = None,
+    ) -> None:
+        self.rebuilt = rebuilt
+        self.scheduler = RecordedScheduler(
+            rebuilt.config,
+            rebuilt.steps,
+            start=rebuilt.start,
+            eos_token_ids=rebuilt.eos_token_ids,
+            stop_check=stop_check,
+            rederive=rederive,
+        )
+        self.engine = Engine(scheduler=self.scheduler, executor=executor, bytes_per_block=bytes_per_block, watch=watch)
+        self.trail = Trail()
+        self._goal = len(rebuilt.steps)
+        self._deadline = deadline
+        self._emit = emit
+
+    def run_to(self, step: int, parted: Callable[[], bool] = lambda: False) -> None:
+        """Follow the record up to, and not including, ``step``, or to where the replay leaves it or has ``parted``."""
+        while not self.ended and not parted() and self.scheduler.following and self.scheduler.next_step < step:
+            self._step()
+
+    def run_out(self, last: int, request: Request | None, parted: Callable[[], bool] = lambda: False) -> None:
+        """Run through step ``last`` of the record, and if a ``request`` is given, on until that has ended.
+
+        Stops at once when this is another run by now, as ``parted`` says.
+        """
+        if self.rebuilt.steps:
+            self._goal = last + 1 - self.rebuilt.steps[0].index
+        while not self.ended and not parted():
+            past = self.scheduler.record_exhausted or self.scheduler.next_step > last
+            if past and (request is None or request.finished):
+                return
+            if self._step() is None and self.scheduler.record_exhausted:
+                return  # nothing can run any more
+
+    @property
+    def ended(self) -> bool:
+        return self.trail.exception is not None
+
+    def _step(self) -> StepOutcome | None:
+        before = self.scheduler.next_step
+        self._deadline.check(f"step {before}")
+        try:
+            outcome = self.engine.step()
+        except Exception as error:
+            self.trail.failures.append(self.engine.failure_of(error))
+            self.trail.exception = error
+            return None
+        self.trail.steps += outcome is not None
+        self.trail.peak_used_blocks = max(self.trail.peak_used_blocks, self.scheduler.pool.num_used)
+        if outcome is not None:
+            self.trail.failures.extend(outcome.failures)
+        done = self.scheduler.next_step - (self.rebuilt.steps[0].index if self.rebuilt.steps else 0)
+        # Past the record nobody knows how long the failing request will go on.
+        total = self._goal if done <= self._goal else None
+        self._emit({"event": "progress", "stage": "step", "done": done, "total": total})
+        return outcome

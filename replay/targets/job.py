@@ -1,0 +1,326 @@
+"""One replay job, from a JSON-able description to a JSON-able report. Runs in the child process."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from dumps.errors import DumpError
+from dumps.schema import state_pb2 as pb
+from dumps.schema.reader import Dump, open_dump
+from dumps.validate import validate
+from replay import strict_json
+from replay.engine.failure import FailureKind
+from replay.errors import ENGINE_PACKAGES, EngineNotInstalled, ModelUnavailable, UnsupportedModel, UsageError
+from replay.report import finding
+from replay.signature import Signature
+from replay.targets.admit import admit
+from replay.targets.drive import Deadline, Emit
+from replay.targets.narrow import only_request
+from replay.targets.rebuild import Rebuilt, rebuild
+from replay.targets.result import Run, first_divergence
+from replay.targets.schedule import last_step, run_schedule
+from replay.targets.settings import NEEDS_MODEL, Overrides, checked
+from replay.targets.summary import report_of
+from replay.verdict import Decision, Evidence, Reason, Verdict, decide
+
+MAX_REPEAT = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What a job asks for, checked. Field names are those of the command's options."""
+
+    mode: Literal["auto", "strict", "forced"] = "auto"
+    scope: Literal["engine", "request"] = "engine"
+    target: Literal["inference", "schedule"] = "inference"
+    kernels: Literal["exact", "stock"] = "exact"
+    schedule: Literal["recorded", "live"] = "recorded"
+    kv: Literal["auto", "restore", "recompute"] = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    model: str | None = None
+    overrides: Overrides = field(default_factory=Overrides)
+    repeat: int = 1
+    timeout_s: float | None = None
+    window: int | None = None
+    full: bool = False
+    signature: str | None = None
+    salvage: bool = False
+
+
+CHOICES: Mapping[str, tuple[str, ...]] = {
+    "mode": ("auto", "strict", "forced"),
+    "scope": ("engine", "request"),
+    "target": ("inference", "schedule"),
+    "kernels": ("exact", "stock"),
+    "schedule": ("recorded", "live"),
+    "kv": ("auto", "restore", "recompute"),
+    "device": ("auto", "cpu", "cuda"),
+}
+
+
+CANNOT_BEGIN = {
+    ModelUnavailable: Reason.WEIGHTS_UNAVAILABLE,
+    UnsupportedModel: Reason.MODEL_UNSUPPORTED,
+    EngineNotInstalled: Reason.ENGINE_NOT_INSTALLED,
+}
+
+
+def options_of(job: Mapping[str, Any]) -> Options:
+    """Check a job's options. Raises `UsageError` that names the option and what it wants."""
+    values: dict[str, Any] = {}
+    for name, choices in CHOICES.items():
+        value = job.get(name, choices[0])
+        if value not in choices:
+            raise UsageError(f"{name}: wants {' or '.join(choices)}, got {value!r}")
+        values[name] = value
+    for name in ("full", "salvage"):
+        values[name] = job.get(name, False)
+        if not isinstance(values[name], bool):
+            raise UsageError(f"{name}: wants true or false, got {values[name]!r}")
+    for name in ("model", "signature"):
+        values[name] = job.get(name)
+        if values[name] is not None and not isinstance(values[name], str):
+            raise UsageError(f"{name}: wants text, got {values[name]!r}")
+    repeat, window, timeout = job.get("repeat", 1), job.get("window"), job.get("timeout_s")
+    if type(repeat) is not int or not 1 <= repeat <= MAX_REPEAT:
+        raise UsageError(f"repeat: wants an integer from 1 to {MAX_REPEAT}, got {repeat!r}")
+    if window is not None and (type(window) is not int or window < 1):
+        raise UsageError(f"window: wants a positive number of steps, got {window!r}")
+    if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0):
+        raise UsageError(f"timeout: wants a positive number of seconds, got {timeout!r}")
+    settings = job.get("set", {})
+    if not isinstance(settings, Mapping):
+        raise UsageError(f"set: wants an object of keys and values, got {settings!r}")
+    overrides = checked(settings)
+    if values["target"] == "schedule" and (idle := [key for key in overrides.values if key in NEEDS_MODEL]):
+        raise UsageError(
+            f"--set {idle[0]} changes nothing in --target schedule, which has no model",
+            remedy="use --target inference",
+        )
+    return Options(**values, repeat=repeat, window=window, timeout_s=timeout, overrides=overrides)
+
+
+def run_job(job: Mapping[str, Any], emit: Emit) -> dict[str, Any]:
+    """Open the dump, replay it ``repeat`` times, decide, report.
+
+    Missing weights, tokens or steps make an inconclusive report, not an error. Raises `DumpError`, `UsageError`,
+    `BudgetSpent`.
+    """
+    options = options_of(job)
+    began = time.perf_counter()
+    emit({"event": "progress", "stage": "open", "done": 0, "total": None})
+    with open_dump(Path(job["dump"]), salvage=options.salvage) as dump:
+        expected = expected_signature(dump.state, options)
+        job_run = _Job(dump, options, expected, emit)
+        try:
+            runs = [job_run.once() for _ in range(options.repeat)]
+        except (ModelUnavailable, UnsupportedModel, EngineNotInstalled) as error:
+            reason = CANNOT_BEGIN[type(error)]
+            problem = finding(reason.value, str(error), remedy=error.remedy)
+            runs = [(job_run.empty(reason, problem), Decision(Verdict.INCONCLUSIVE, reason))]
+        run, decision = next(((r, d) for r, d in runs if d.verdict is Verdict.REPRODUCED), runs[0])
+        verdicts = [d.verdict for _, d in runs]
+        run.findings[:0] = job_run.findings()
+        if len(set(verdicts)) > 1:
+            counted = ", ".join(f"{verdicts.count(v)} x {v.value}" for v in dict.fromkeys(verdicts))
+            run.findings.append(
+                finding("not-deterministic", f"{len(verdicts)} replays of one dump disagree: {counted}")
+            )
+        run.timings["total_s"] = time.perf_counter() - began
+        return report_of(
+            dump,
+            run,
+            decision,
+            expected=expected,
+            target=options.target,
+            full=options.full,
+            settings=dict(options.overrides.values),
+            repeat={"n": options.repeat, "reproduced": verdicts.count(Verdict.REPRODUCED)},
+            environment=_environment(options),
+        )
+
+
+def expected_signature(state: pb.RuntimeState, options: Options) -> Signature | None:
+    """The signature that a replay must show: of the file that was named, else of the dump's last failure.
+
+    Raises `UsageError` for a file that is neither a dump nor a signature in JSON.
+    """
+    if options.signature is None:
+        return own_signature(state)
+    path = Path(options.signature)
+    try:
+        with open_dump(path) as other:
+            signature = own_signature(other.state)
+            if signature is None:
+                raise UsageError(f"{path} records no failure, so it has no signature")
+            return signature
+    except DumpError as error:
+        try:
+            document = strict_json.loads(path.read_bytes())
+            return Signature.from_json(document.get("signature", document))
+        except (OSError, AttributeError, strict_json.InvalidJson):
+            raise UsageError(f"--signature {path}: neither a dump ({error}) nor a signature in JSON") from error
+
+
+def own_signature(state: pb.RuntimeState) -> Signature | None:
+    """The signature of the last failure that a dump records."""
+    return Signature.recorded(state.failures[-1], state) if state.failures else None
+
+
+class _Job:
+    """The dump and its options, with the model loaded once for all repetitions."""
+
+    def __init__(self, dump: Dump, options: Options, expected: Signature | None, emit: Emit) -> None:
+        self._dump, self._options, self._expected, self._emit = dump, options, expected, emit
+        # Where to replay to is the dump's own matter, whichever failure is looked for.
+        self._own = own_signature(dump.state)
+        self._loaded: Any = None
+        admit(dump.state)
+
+    def once(self) -> tuple[Run, Decision]:
+        rebuilt = rebuild(self._dump.state, self._options.overrides)
+        if self._options.scope == "request":
+            rebuilt = only_request(rebuilt, self._own)
+        run = self._run(rebuilt)
+        if not self._modified and self._options.schedule == "recorded":
+            run.divergence = first_divergence(run.divergence, run.difference, before=last_step(rebuilt, self._own))
+        evidence = Evidence(
+            seen=[Signature.of(failure) for failure in run.failures],
+            divergence=run.divergence,
+            modified=self._modified,
+            foreign=self._options.signature is not None,
+            missing=run.missing or self._beyond_target() or self._beyond_record(rebuilt),
+        )
+        return run, decide(self._expected, evidence)
+
+    def _beyond_target(self) -> Reason:
+        """What the chosen target can never show."""
+        kind = self._expected.identity.kind if self._expected else None
+        shown_by_numbers = kind == FailureKind.NON_FINITE and self._options.target == "schedule"
+        return Reason.NEEDS_INFERENCE if shown_by_numbers else Reason.NONE
+
+    def _beyond_record(self, rebuilt: Rebuilt) -> Reason:
+        """Whether the steps that were kept end before the failure, or begin after it."""
+        step = self._own.location.step if self._own else None
+        if step is None or self._options.scope == "request" or not rebuilt.steps:
+            return Reason.NONE
+        # A death shows in no step and names the one to come.
+        death = self._own is not None and self._own.identity.kind == FailureKind.PROCESS_DEATH
+        last = rebuilt.steps[-1].index + death
+        return Reason.NONE if rebuilt.steps[0].index <= step <= last else Reason.STEPS_ABSENT
+
+    @property
+    def _modified(self) -> bool:
+        """Whether this replay is of something else than what was recorded."""
+        return bool(self._options.overrides.values) or self._options.scope == "request"
+
+    def _run(self, rebuilt: Rebuilt) -> Run:
+        options = self._options
+        deadline = Deadline(options.timeout_s)
+        rederive, beyond = options.schedule == "live", self._modified
+        if options.target == "schedule":
+            return run_schedule(
+                rebuilt,
+                failure=self._own,
+                deadline=deadline,
+                emit=self._emit,
+                rederive=rederive,
+                beyond=beyond,
+            )
+        if not rebuilt.has_tokens:
+            problem = finding(
+                Reason.TOKENS_ABSENT.value,
+                f"the dump was recorded at level {self._dump.state.manifest.record_level!r}, without token ids",
+                remedy="record with --record tokens to replay inference; --target schedule works with lengths",
+            )
+            return self.empty(Reason.TOKENS_ABSENT, problem)
+        try:
+            # Torch is imported here, and only for this target: the base install has none.
+            from replay.targets.inference import WINDOW_STEPS, InferenceOptions, InferenceReplay, load_for
+        except ModuleNotFoundError as error:
+            package = (error.name or "").partition(".")[0]
+            if package not in ENGINE_PACKAGES:
+                raise
+            raise EngineNotInstalled(f"target inference needs {package}, which is not installed") from error
+
+        inference = InferenceOptions(
+            mode=options.mode,
+            kernels=options.kernels,
+            kv=options.kv,
+            device="cpu" if options.device == "auto" else options.device,
+            window=options.window or WINDOW_STEPS,
+            compare=not options.overrides.changes_tokens,
+            rederive=rederive,
+            beyond=beyond,
+        )
+        if self._loaded is None:
+            dtype = options.overrides.dtype or self._dump.state.model.dtype
+            self._loaded = load_for(self._dump, self._weights(), dtype=dtype, options=inference, emit=self._emit)
+        return InferenceReplay(
+            self._dump,
+            rebuilt,
+            self._loaded,
+            options=inference,
+            failure=self._own,
+            deadline=deadline,
+            emit=self._emit,
+        ).run()
+
+    def _weights(self) -> Path:
+        from replay.models.locate import locate
+
+        model = self._dump.state.model
+        explicit = Path(self._options.model) if self._options.model else None
+        return locate(
+            name=model.name or self._dump.state.active_model or None,
+            fingerprint=model.weights_fingerprint or None,
+            explicit=explicit,
+            beside=(self._dump.path.parent,),
+        )
+
+    def empty(self, reason: Reason, problem: dict[str, Any]) -> Run:
+        """A run that could not begin."""
+        rebuilt = rebuild(self._dump.state, Overrides())
+        return Run(
+            requests=rebuilt.requests,
+            outputs=rebuilt.outputs,
+            failures=[],
+            mode="none",
+            missing=reason,
+            findings=[problem],
+            num_blocks=rebuilt.config.num_blocks,
+            bytes_per_block=rebuilt.bytes_per_block,
+        )
+
+    def findings(self) -> list[dict[str, Any]]:
+        """What the dump and the options make known before anything ran."""
+        found = []
+        if self._options.scope == "request":
+            message = "the failing request ran alone, with the whole pool: what it lacked because of others cannot show"
+            found.append(finding("scope-request", message, remedy="--scope engine replays all of them"))
+        if self._dump.torn is not None:
+            torn = self._dump.torn
+            found.append(finding("torn", f"the dump is torn and good up to byte {torn.offset} only: {torn.reason}"))
+        problems = [p for p in validate(self._dump.state) if p.severity == "error"]
+        found += [finding("invalid-state", f"{p.path}: {p.message}", rule=p.rule) for p in problems[:10]]
+        if self._expected is not None and self._expected.identity.kind == FailureKind.PROCESS_DEATH:
+            found.append(
+                finding(
+                    "process-death",
+                    "the process ended without writing a dump; what killed it came from outside of the recorded steps",
+                )
+            )
+        return found
+
+
+def _environment(options: Options) -> dict[str, Any]:
+    return {
+        "device": "none" if options.target == "schedule" else "cpu",
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+    }

@@ -1,0 +1,259 @@
+"""From a dump to the objects that a scheduler runs on.
+
+A request starts with the tokens it had before the first recorded step. What it drew afterwards is kept beside it, in
+`RecordedOutput`: to drive a replay without a model, and to be compared with what a replay with one draws.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+from dumps.errors import InvalidState
+from dumps.schema import state_pb2 as pb
+from dumps.tensors import from_le32
+from replay.engine.recorded import RecordedStep, StartState
+from replay.engine.request import FinishCause, FinishReason, Request, SamplingParams, Status
+from replay.engine.schedule import Chunk, EngineConfig, Exhausted, Finish, OnExhausted, Outcome
+from replay.errors import UsageError
+from replay.targets.admit import REMEDY, check_sizes
+from replay.targets.settings import Overrides
+
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+UNKNOWN_TOKEN = -1  # stands for a token whose id was not recorded; equals no real one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedOutput:
+    """The answer of one request as the dead process recorded it.
+
+    ``tokens`` is None when ids were not recorded. ``digests`` are blake2b-64 of logits rows, by output index.
+    ``drawn_before`` of the tokens are older than the first recorded step; ``steps`` are those that drew the others.
+    """
+
+    num_tokens: int
+    drawn_before: int
+    steps: tuple[int, ...]
+    tokens: tuple[int, ...] | None
+    digests: dict[int, int]
+    cause: FinishCause | None
+
+    def step_of(self, output_index: int) -> int | None:
+        """The step that drew a token of the answer, None when that lies before the record."""
+        drawn = output_index - self.drawn_before
+        return self.steps[drawn] if 0 <= drawn < len(self.steps) else None
+
+
+RebuiltOutputs = dict[str, RecordedOutput]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rebuilt:
+    """Everything a target needs, fresh for one run: the engine changes the requests."""
+
+    config: EngineConfig
+    requests: tuple[Request, ...]
+    outputs: RebuiltOutputs
+    steps: tuple[RecordedStep, ...]
+    start: StartState | None
+    eos_token_ids: tuple[int, ...]
+    bytes_per_block: int
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether the ids of any request's tokens were recorded."""
+        return not self.outputs or any(output.tokens is not None for output in self.outputs.values())
+
+
+def rebuild(state: pb.RuntimeState, overrides: Overrides) -> Rebuilt:
+    """Resolve indices, bytes and enums of a dump's head.
+
+    Raises:
+        UsageError: an override does not fit the recorded state.
+        LimitExceeded: a pool or a request is larger than any real one.
+        InvalidState: an index or a name in the dump refers to nothing.
+    """
+    try:
+        return _rebuild(state, overrides)
+    except (ValueError, IndexError) as error:
+        raise InvalidState(
+            f"the dump's requests, steps and blocks do not fit together: {error}",
+            remedy=REMEDY,
+        ) from error
+
+
+def _rebuild(state: pb.RuntimeState, overrides: Overrides) -> Rebuilt:
+    config = overrides.config(_config(state))
+    longest = max((r.num_prompt_tokens + r.num_output_tokens for r in state.requests), default=0)
+    check_sizes(num_blocks=config.num_blocks, block_size=config.block_size, longest=longest)
+    samples = _samples(state)
+    requests: list[Request] = []
+    outputs: RebuiltOutputs = {}
+    for index, recorded in enumerate(state.requests):
+        request, output = _request(state, index, recorded, samples, overrides)
+        requests.append(request)
+        outputs[request.id] = output
+    start = _start(state, requests, config, overrides)
+    model = state.model
+    kv = state.kv
+    per_slot = 2 * kv.num_layers * kv.num_kv_heads * kv.head_dim * DTYPE_BYTES.get(kv.dtype, 0)
+    return Rebuilt(
+        config=config,
+        requests=tuple(requests),
+        outputs=outputs,
+        steps=tuple(_step(step, requests) for step in state.steps),
+        start=start,
+        eos_token_ids=tuple(model.eos_token_ids),
+        bytes_per_block=per_slot * config.block_size,
+    )
+
+
+def _config(state: pb.RuntimeState) -> EngineConfig:
+    engine = state.engine
+    return EngineConfig(
+        num_blocks=engine.num_blocks,
+        block_size=engine.block_size,
+        max_model_len=engine.max_model_len,
+        max_num_seqs=engine.max_num_seqs,
+        max_num_batched_tokens=engine.max_num_batched_tokens,
+        on_kv_exhausted=OnExhausted(engine.on_kv_exhausted),
+    )
+
+
+@dataclass(slots=True)
+class _Samples:
+    """What the recorded steps tell of requests: tokens drawn in them, and where each was when the first was drawn."""
+
+    steps: dict[int, list[int]]
+    digests: dict[int, list[int | None]]
+    first_end: dict[int, int]
+    furthest: dict[int, int]
+
+
+def _samples(state: pb.RuntimeState) -> _Samples:
+    result = _Samples(defaultdict(list), defaultdict(list), {}, {})
+    for step in state.steps:
+        for chunk in step.scheduled:
+            end = chunk.start + chunk.num_tokens
+            result.furthest[chunk.request] = max(end, result.furthest.get(chunk.request, 0))
+            if chunk.sampled:
+                result.steps[chunk.request].append(step.index)
+                known = chunk.HasField("logits_digest")
+                result.digests[chunk.request].append(chunk.logits_digest if known else None)
+                result.first_end.setdefault(chunk.request, end)
+    return result
+
+
+def _request(
+    state: pb.RuntimeState, index: int, recorded: pb.Request, samples: _Samples, overrides: Overrides
+) -> tuple[Request, RecordedOutput]:
+    known = recorded.HasField("prompt_token_ids") and recorded.HasField("output_token_ids")
+    steps, num_output, num_prompt = samples.steps.get(index, []), recorded.num_output_tokens, recorded.num_prompt_tokens
+    if num_prompt == 0:  # its slot was overwritten after it had finished: lengths follow from the steps
+        at_start = {running.request: running.num_output_tokens for running in state.scheduler.start.running}
+        before = at_start.get(index, 0)
+        end = samples.first_end.get(index, samples.furthest.get(index, 0) + 1)
+        num_prompt, num_output = end - before, before + len(steps)
+    before = max(0, num_output - len(steps))
+    prompt = from_le32(recorded.prompt_token_ids) if known else [UNKNOWN_TOKEN] * num_prompt
+    output = from_le32(recorded.output_token_ids) if known else None
+    first = output[:before] if output is not None else [UNKNOWN_TOKEN] * before
+    # The steps that are kept have their digests; a whole answer's stand with the request.
+    drawn = enumerate(samples.digests.get(index, []), start=before)
+    digests = {place: digest for place, digest in drawn if digest is not None}
+    whole = recorded.output_digests
+    digests |= {i // 8: int.from_bytes(whole[i : i + 8], "little") for i in range(0, len(whole), 8)}
+    request = Request(
+        id=recorded.id,
+        tokens=prompt + first,
+        num_prompt=num_prompt,
+        sampling=overrides.sampling(_sampling(recorded.sampling), state.model.vocab_size),
+        sample_index=recorded.sample_index,
+    )
+    return request, RecordedOutput(
+        num_tokens=num_output,
+        drawn_before=before,
+        steps=tuple(steps),
+        tokens=tuple(output) if output is not None else None,
+        digests=digests,
+        cause=FinishCause(recorded.finish_cause) if recorded.finish_cause else None,
+    )
+
+
+def _sampling(recorded: pb.SamplingParams) -> SamplingParams:
+    return SamplingParams(
+        max_tokens=recorded.max_tokens,
+        min_tokens=recorded.min_tokens,
+        temperature=recorded.temperature,
+        top_k=recorded.top_k,
+        top_p=recorded.top_p,
+        min_p=recorded.min_p,
+        presence_penalty=recorded.presence_penalty,
+        frequency_penalty=recorded.frequency_penalty,
+        repetition_penalty=recorded.repetition_penalty,
+        logit_bias=tuple((bias.token_id, bias.bias) for bias in recorded.logit_bias),
+        seed=recorded.seed,
+        stop=tuple(recorded.stop),
+        stop_token_ids=tuple(recorded.stop_token_ids),
+        ignore_eos=recorded.ignore_eos,
+    )
+
+
+def _start(
+    state: pb.RuntimeState, requests: list[Request], config: EngineConfig, overrides: Overrides
+) -> StartState | None:
+    if not state.scheduler.HasField("start"):
+        return None
+    start = state.scheduler.start
+    if "kv.block_size" in overrides.values:
+        raise UsageError(
+            "--set kv.block_size: this dump starts in the middle of a run, with blocks of the recorded size in use",
+            remedy="change the block size of a dump whose record goes back to the first step",
+        )
+    running = []
+    for entry in start.running:
+        request = requests[entry.request]
+        request.status = Status.RUNNING
+        request.num_computed = entry.num_computed_tokens
+        request.blocks = from_le32(entry.block_table)
+        if max(request.blocks, default=0) >= config.num_blocks:
+            raise UsageError(
+                f"--set kv.num_blocks={config.num_blocks}: block {max(request.blocks)} is in use when the record starts"
+            )
+        running.append(request)
+    for index in start.waiting:
+        if requests[index].num_output:
+            requests[index].status = Status.PREEMPTED
+    return StartState(
+        free_blocks=tuple(from_le32(start.free_blocks)),
+        running=tuple(running),
+        waiting=tuple(requests[index] for index in start.waiting),
+    )
+
+
+def _step(step: pb.Step, requests: list[Request]) -> RecordedStep:
+    def finish(entry: pb.Finished) -> Finish:
+        return Finish(requests[entry.request], FinishReason(entry.reason), FinishCause(entry.cause))
+
+    return RecordedStep(
+        index=step.index,
+        chunks=tuple(
+            Chunk(requests[c.request], c.start, c.num_tokens, tuple(from_le32(c.new_blocks))) for c in step.scheduled
+        ),
+        arrived=tuple(requests[i] for i in step.arrived),
+        aborted=tuple(finish(entry) for entry in step.aborted),
+        admitted=tuple(requests[i] for i in step.admitted),
+        exhausted=tuple(
+            Exhausted(
+                request=requests[e.request],
+                blocks_needed=e.blocks_needed,
+                blocks_free=e.blocks_free,
+                outcome=Outcome(e.outcome),
+                victim=requests[e.victim] if e.HasField("victim") else None,
+                before_chunk=e.before_scheduled,
+            )
+            for e in step.exhausted
+        ),
+        finished=tuple(finish(entry) for entry in step.finished),
+        completed=step.completed,
+    )

@@ -1,0 +1,158 @@
+"""The settings that ``--set KEY=VALUE`` may change in a replay: one typed registry, shared by command and server."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from replay.engine.request import SamplingParams
+from replay.engine.schedule import EngineConfig, OnExhausted
+from replay.errors import UsageError
+
+DTYPES = ("float32", "bfloat16")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """``field`` names the attribute it changes; ``changes_tokens`` says that recorded tokens no longer apply."""
+
+    key: str
+    kind: type
+    help: str
+    field: str
+    choices: tuple[str, ...] = ()
+    minimum: float | None = None
+    changes_tokens: bool = False
+
+
+def _count(key: str, name: str, text: str) -> Setting:
+    return Setting(key=key, kind=int, field=name, help=text, minimum=1)
+
+
+def _sampling(name: str, kind: type, text: str) -> Setting:
+    return Setting(key=f"sampling.{name}", kind=kind, field=name, help=text, changes_tokens=True)
+
+
+SETTINGS: Mapping[str, Setting] = {
+    setting.key: setting
+    for setting in (
+        _count("kv.num_blocks", "num_blocks", "blocks in the KV pool"),
+        _count("kv.block_size", "block_size", "tokens per KV block"),
+        _count("model.max_model_len", "max_model_len", "prompt and output tokens of one request"),
+        _count("scheduler.max_num_seqs", "max_num_seqs", "requests running at once"),
+        _count("scheduler.max_num_batched_tokens", "max_num_batched_tokens", "tokens in one step"),
+        Setting(
+            key="scheduler.on_kv_exhausted",
+            kind=str,
+            field="on_kv_exhausted",
+            choices=tuple(policy.value for policy in OnExhausted),
+            help="what happens to a running request that finds no block",
+        ),
+        Setting(
+            key="model.dtype",
+            kind=str,
+            field="dtype",
+            choices=DTYPES,
+            help="dtype of the computation",
+            changes_tokens=True,
+        ),
+        _sampling("temperature", float, "0 is greedy; applies to every request"),
+        _sampling("top_k", int, "0 is off"),
+        _sampling("top_p", float, "1 is off"),
+        _sampling("min_p", float, "0 is off"),
+        _sampling("seed", int, "of every request"),
+        _sampling("max_tokens", int, "output tokens of every request, 0 for no limit"),
+        _sampling("repetition_penalty", float, "1 is off"),
+        _sampling("presence_penalty", float, "0 is off"),
+        _sampling("frequency_penalty", float, "0 is off"),
+    )
+}
+
+
+# Of the sampling settings only the length of an answer means anything without a model.
+NEEDS_MODEL = frozenset(key for key, setting in SETTINGS.items() if setting.changes_tokens) - {"sampling.max_tokens"}
+
+
+@dataclass(frozen=True, slots=True)
+class Overrides:
+    """Checked settings, ready to be applied."""
+
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def changes_tokens(self) -> bool:
+        return any(SETTINGS[key].changes_tokens for key in self.values)
+
+    @property
+    def dtype(self) -> str | None:
+        value = self.values.get("model.dtype")
+        return None if value is None else str(value)
+
+    def config(self, config: EngineConfig) -> EngineConfig:
+        names = set(EngineConfig.__dataclass_fields__)
+        changed = {SETTINGS[key].field: value for key, value in self.values.items() if SETTINGS[key].field in names}
+        if "on_kv_exhausted" in changed:
+            changed["on_kv_exhausted"] = OnExhausted(changed["on_kv_exhausted"])
+        return replace(config, **changed)
+
+    def sampling(self, sampling: SamplingParams, vocab_size: int) -> SamplingParams:
+        """Raises `UsageError` when a changed value is out of its range."""
+        changed = {SETTINGS[key].field: value for key, value in self.values.items() if key.startswith("sampling.")}
+        if not changed:
+            return sampling
+        result = replace(sampling, **changed)
+        if problem := result.problem(vocab_size):
+            raise UsageError(f"--set sampling.{problem[0]}: {problem[1]}")
+        return result
+
+
+def parse_assignments(assignments: tuple[str, ...]) -> dict[str, str]:
+    """``KEY=VALUE`` strings as a dict. Raises `UsageError` for one without ``=`` or a key given twice."""
+    values: dict[str, str] = {}
+    for assignment in assignments:
+        key, equals, value = assignment.partition("=")
+        if not equals:
+            raise UsageError(f"--set {assignment}: no '=' in it", remedy="write it as --set kv.num_blocks=96")
+        if key in values:
+            raise UsageError(f"--set {key} is given twice")
+        values[key] = value
+    return values
+
+
+def checked(values: Mapping[str, Any]) -> Overrides:
+    """Overrides from raw values (strings from a command line, JSON scalars from a client).
+
+    Raises:
+        UsageError: unknown key (with the nearest names), or a value of the wrong type or range.
+    """
+    return Overrides({key: _value(_setting(key), value) for key, value in values.items()})
+
+
+def _setting(key: str) -> Setting:
+    if key in SETTINGS:
+        return SETTINGS[key]
+    near = difflib.get_close_matches(key, SETTINGS, n=3, cutoff=0.4)
+    raise UsageError(
+        f"--set {key}: there is no such setting",
+        remedy=f"did you mean {' or '.join(near)}?" if near else f"there are: {', '.join(SETTINGS)}",
+    )
+
+
+def _value(setting: Setting, raw: Any) -> Any:
+    wanted = " or ".join(setting.choices) if setting.choices else {int: "an integer", float: "a number"}[setting.kind]
+    try:
+        if isinstance(raw, bool) or not isinstance(raw, str | int | float):
+            raise ValueError
+        value = setting.kind(raw) if setting.kind is not int else int(str(raw))
+    except ValueError:
+        raise UsageError(f"--set {setting.key}: wants {wanted}, got {raw!r}") from None
+    if setting.choices and value not in setting.choices:
+        raise UsageError(f"--set {setting.key}: wants {wanted}, got {raw!r}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise UsageError(f"--set {setting.key}: wants a finite number, got {raw!r}")
+    if setting.minimum is not None and value < setting.minimum:
+        raise UsageError(f"--set {setting.key}: must be at least {setting.minimum:g}, got {raw!r}")
+    return value

@@ -1,0 +1,142 @@
+"""Puts a run and its verdict into the report's fixed keys."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from dumps.schema import state_pb2 as pb
+from dumps.schema.reader import Dump
+from dumps.tensors import le32
+from replay.engine.failure import Failure
+from replay.engine.request import Request
+from replay.report import SCHEMA_VERSION, finding, finite, tool_version
+from replay.signature import Signature
+from replay.targets.result import Run
+from replay.verdict import Decision, Verdict
+
+KV_FACTS = ("kv_cache_used_bytes", "max_kv_cache_bytes", "seq_len_exceeded_at")
+
+
+def report_of(
+    dump: Dump,
+    run: Run,
+    decision: Decision,
+    *,
+    expected: Signature | None,
+    target: str,
+    full: bool,
+    settings: Mapping[str, Any],
+    repeat: Mapping[str, int],
+    environment: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The JSON report. Non-finite floats are null, and ``non_finite`` lists their paths."""
+    failure = _failure(run, decision.seen)
+    report: dict[str, Any] = {
+        "schema_version": SCHEMA_VERSION,
+        "tool_version": tool_version(),
+        "dump": {"id": dump.state.manifest.id, "sha256": dump.sha256},
+        "verdict": decision.verdict.value,
+        "reason_code": decision.reason.value,
+        "mode": run.mode,
+        "kernels": run.kernels,
+        "target": target,
+        "settings": dict(settings),
+        "signature": decision.seen.to_json() if decision.seen else None,
+        "expected_signature": expected.to_json() if expected else None,
+        "match": decision.match,
+        "divergence": run.divergence.to_json() if run.divergence else None,
+        "requests": [_request(request, run, full=full) for request in run.requests],
+        "perplexity": None,
+        "kv": _kv(run, failure),
+        "failure": _facts(failure),
+        "compared": asdict(run.counts) | {"window_steps": run.window, "fast_forwarded_tokens": run.fast_forwarded},
+        "findings": _difference(run) + _other_facts(dump.state, failure, decision) + run.findings,
+        "fidelity": fidelity(dump.state),
+        "quirks": [{"name": quirk.name, "detail": quirk.detail} for quirk in dump.state.quirks],
+        "repeat": dict(repeat),
+        "timings": {
+            name: round(run.timings.get(name, 0.0), 4)
+            for name in ("load_s", "rebuild_s", "fast_forward_s", "step_s", "total_s")
+        },
+        "environment": {**environment, **run.environment},
+    }
+    flags: list[str] = []
+    cleaned: dict[str, Any] = finite(report, "", flags)
+    return cleaned | {"non_finite": flags}
+
+
+def fidelity(state: pb.RuntimeState) -> dict[str, str]:
+    """Grade by path for everything weaker than observed, from the dump's ledger."""
+    return {
+        entry.path: pb.Grade.Name(entry.grade).lower() for entry in state.ledger if entry.grade != pb.Grade.OBSERVED
+    }
+
+
+def _failure(run: Run, seen: Signature | None) -> Failure | None:
+    return next((failure for failure in run.failures if seen is not None and Signature.of(failure) == seen), None)
+
+
+def _facts(failure: Failure | None) -> dict[str, Any] | None:
+    return None if failure is None else {key: value for key, value in asdict(failure).items() if value is not None}
+
+
+def _other_facts(state: pb.RuntimeState, failure: Failure | None, decision: Decision) -> list[dict[str, Any]]:
+    """Evidence that a signature leaves out, where the recorded failure and the replay's do not agree on it."""
+    located = any(key.startswith("location.") for key in decision.match)
+    if failure is None or decision.verdict is not Verdict.REPRODUCED or not located:
+        return []
+    recorded, place = state.failures[-1], failure.non_finite
+    pairs: list[tuple[str, Any, Any]] = [(name, recorded, getattr(failure, name)) for name in KV_FACTS]
+    if place is not None and recorded.HasField("non_finite"):
+        pairs += [(name, recorded.non_finite, getattr(place, name)) for name in ("position", "written_by_step")]
+    return [
+        finding("facts-differ", f"{name}: recorded {getattr(message, name)}, replayed {ours}", fact=name)
+        for name, message, ours in pairs
+        if message.HasField(name) and ours is not None and getattr(message, name) != ours
+    ]
+
+
+def _kv(run: Run, failure: Failure | None) -> dict[str, int | None]:
+    """The three numbers an operator looks for: of the failure when it has them, else of the run's fullest moment.
+
+    Bytes are None where the dump does not say how large a block is.
+    """
+    used = failure.kv_cache_used_bytes if failure else None
+    block = run.bytes_per_block
+    return {
+        "kv_cache_used_bytes": used if used is not None else run.used_blocks * block if block else None,
+        "max_kv_cache_bytes": run.num_blocks * block if block else None,
+        "seq_len_exceeded_at": failure.seq_len_exceeded_at if failure else None,
+    }
+
+
+def _request(request: Request, run: Run, *, full: bool) -> dict[str, Any]:
+    ids = run.mode != "none" and run.outputs[request.id].tokens is not None
+    entry: dict[str, Any] = {
+        "id": request.id,
+        "status": request.status.value,
+        "finish_reason": request.finish_reason.value if request.finish_reason else None,
+        "finish_cause": request.finish_cause.value if request.finish_cause else None,
+        "prompt_len": request.num_prompt,
+        "output_len": request.num_output,
+        "recorded_output_len": run.outputs[request.id].num_tokens,
+        "output_sha256": hashlib.sha256(le32(request.output)).hexdigest() if ids else None,
+        "logits_digest": f"{run.digests[request.id]:016x}" if request.id in run.digests else None,
+    }
+    if full and ids:
+        entry["output_token_ids"] = request.output
+    return entry
+
+
+def _difference(run: Run) -> list[dict[str, Any]]:
+    if run.difference is None:
+        return []
+    d = run.difference
+    message = (
+        f"the schedule differs from the recorded one at step {d.step}, request {d.request_id} ({d.what}): "
+        f"recorded {d.recorded}; replayed {d.replayed}"
+    )
+    return [finding("schedule-differs", message, **asdict(d))]

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dumps.schema import state_pb2 as pb
+from replay.engine.failure import Failure, FailureKind, NonFinitePlace
+from replay.errors import UsageError
+from replay.signature import Identity, Location, Signature, compare, normalise
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("request chatcmpl-1f-0 needs 1 more block", "request r7 needs 12 more block"),
+        ("illegal access at 0x7ffe12", "illegal access at 0xdeadbeef"),
+        ("took 3.25 s", "took 4 s"),
+        ("id 123e4567-e89b-42d3-a456-426614174000", "id 00000000-0000-4000-8000-000000000000"),
+        ("  spaced\n out", "spaced out"),
+    ],
+)
+def test_messages_of_one_failure_normalise_to_the_same(one, other):
+    assert normalise(one) == normalise(other)
+
+
+def test_messages_of_two_failures_stay_apart():
+    assert normalise("pool exhausted") != normalise("pool corrupted")
+
+
+@given(st.text())
+def test_normalising_twice_changes_nothing(message):
+    assert normalise(normalise(message)) == normalise(message)
+
+
+FAILURE = Failure(
+    kind=FailureKind.NON_FINITE,
+    invariant="finite-logits",
+    exception_type="replay.errors.NonFiniteLogits",
+    message="logits of request r1 are not finite at position 40",
+    request_id="r1",
+    step=21,
+    position=40,
+    non_finite=NonFinitePlace(where="kv-cache", layer=1, tensor="key", block=10, slot=2, position=6, written_by_step=1),
+)
+
+
+def as_recorded() -> tuple[pb.Failure, pb.RuntimeState]:
+    state = pb.RuntimeState(requests=[pb.Request(id="r0"), pb.Request(id="r1")])
+    failure = pb.Failure(
+        kind="non-finite",
+        invariant="finite-logits",
+        exception_type="replay.errors.NonFiniteLogits",
+        message="logits of request r1 are not finite at position 40",
+        request=1,
+        step=21,
+        position=40,
+    )
+    failure.non_finite.where = "kv-cache"
+    failure.non_finite.layer, failure.non_finite.tensor = 1, "key"
+    failure.non_finite.block, failure.non_finite.slot = 10, 2
+    return failure, state
+
+
+def test_a_failure_has_one_signature_whether_seen_or_recorded():
+    assert Signature.recorded(*as_recorded()) == Signature.of(FAILURE)
+
+
+def test_what_a_dump_does_not_say_is_not_compared():
+    failure, state = as_recorded()
+    failure.ClearField("step")
+    failure.ClearField("non_finite")
+    match = compare(Signature.recorded(failure, state), Signature.of(FAILURE), location=True)
+    assert all(match.values())
+    assert "location.step" not in match
+
+
+def test_json_round_trip():
+    signature = Signature.of(FAILURE)
+    assert Signature.from_json(signature.to_json()) == signature
+
+
+@pytest.mark.parametrize(
+    "document", [{}, {"identity": {}}, {"identity": {"kind": 3}}, {"identity": {"sort": "x"}}, {"identity": []}]
+)
+def test_json_that_is_no_signature(document):
+    with pytest.raises(UsageError):
+        Signature.from_json(document)
+
+
+@given(st.sampled_from(["kind", "invariant", "exception_type", "message"]))
+def test_every_identity_field_decides(field):
+    one = Signature(Identity(kind="a", invariant="b", exception_type="c", message="d"), Location())
+    values = {"kind": "a", "invariant": "b", "exception_type": "c", "message": "d"} | {field: "other"}
+    match = compare(one, Signature(Identity(**values), Location()), location=False)
+    assert [key for key, holds in match.items() if not holds] == [f"identity.{field}"]
+
+
+@pytest.mark.parametrize("location", [{"step": "3"}, {"request_id": 3}, {"position": True}, {"layer": [1]}, {"x": 1}])
+def test_a_location_of_the_wrong_type_is_no_signature(location):
+    with pytest.raises(UsageError, match="not a signature"):
+        Signature.from_json({"identity": {"kind": "exception"}, "location": location})

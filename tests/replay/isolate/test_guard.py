@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from replay.isolate.supervisor import run
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    """A port of this machine that would accept a connection."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+def test_network_and_processes_are_refused_and_named(port: int) -> None:
+    result = run({"port": port}, job_function="tests.replay.isolate.isolate_jobs:attempts")
+    assert result.report is not None, result.error
+    assert set(result.report["seen"].values()) == {"Refused"}
+    tried = " ".join(result.guard["refused"])
+    assert f"('127.0.0.1', {port})" in tried
+    assert "subprocess.Popen" in tried
+
+
+def test_native_code_is_refused_by_the_filter(port: int) -> None:
+    result = run({"port": port}, job_function="tests.replay.isolate.isolate_jobs:native_attempts")
+    assert result.report is not None, result.error
+    if "filter_missing" in result.guard:
+        pytest.skip(f"no system call filter here: {result.guard['filter_missing']}")
+    assert result.guard["grade"] == "audit-hook+seccomp"
+    assert set(result.report["seen"].values()) == {errno.EPERM}, result.report["seen"]
+
+
+def test_nothing_arrives_at_a_listening_port(port: int) -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        listener.setblocking(False)
+        for name in ("attempts", "native_attempts"):
+            run({"port": listener.getsockname()[1]}, job_function=f"tests.replay.isolate.isolate_jobs:{name}")
+        with pytest.raises(BlockingIOError):
+            listener.accept()
+
+
+def test_what_a_replay_needs_still_works(tmp_path: Path) -> None:
+    (tmp_path / "weights").write_text("numbers")
+    result = run({"file": str(tmp_path / "weights")}, job_function="tests.replay.isolate.isolate_jobs:allowed")
+    assert result.report == {"socketpair": "x", "thread": [1], "file": "numbers"}
+    assert result.guard["refused"] == []
+
+
+def test_a_filter_that_is_switched_off_shows_in_the_grade(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PPLX_SYSCALL_FILTER", "off")
+    result = run({"port": port}, job_function="tests.replay.isolate.isolate_jobs:attempts")
+    assert result.report is not None, result.error
+    assert result.guard["grade"] == "audit-hook"
+    assert "PPLX_SYSCALL_FILTER" in result.guard["filter_missing"]
+    assert set(result.report["seen"].values()) == {"Refused"}

@@ -1,0 +1,199 @@
+"""A replay's report for people: the verdict first, then what it rests on, then the details. Plain text in a pipe."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from dumps.text import printable
+
+NAME_WIDTH = 21
+
+# What a replay is built from. Weaker grades of anything else are in the JSON report only.
+RESTS_ON = (
+    "model.",
+    "engine.",
+    "steps",
+    "scheduler.start",
+    "requests[].prompt_token_ids",
+    "requests[].output_token_ids",
+)
+
+STYLES = {
+    "reproduced": "bold green",
+    "not-reproduced": "bold yellow",
+    "different-failure": "bold magenta",
+    "diverged": "bold red",
+    "inconclusive": "bold yellow",
+}
+
+MEANINGS = {
+    "reproduced": "the same failure came back",
+    "not-reproduced": "the replay ran to its end without this failure",
+    "different-failure": "something failed, and it is not the recorded failure",
+    "diverged": "the replay parted from the record before the failure",
+    "inconclusive": "this replay cannot say",
+}
+
+REASONS = {
+    "tokens-absent": "token ids were not recorded",
+    "steps-absent": "the steps that lead to the failure were not recorded",
+    "weights-unavailable": "the weights are not on this machine",
+    "engine-not-installed": "this install has no engine",
+    "model-unsupported": "this model, its dtype or the device is not supported yet",
+    "kv-contents-absent": "--kv restore was asked for, and the dump holds no KV contents",
+    "needs-inference": "this failure shows in the model's numbers only: use --target inference",
+    "no-failure-recorded": "the dump records no failure to look for",
+    "process-death": "the process was ended from outside; nothing in the recorded steps fails",
+    "kind-unsupported": "no replay can show a failure of the recorded kind yet",
+    "external-cause": "the failure came from outside of the engine",
+    "record-ends": "under these settings answers outlive the record, and only a guess of their length fails",
+    "same-kind-elsewhere": "the same kind of failure, in another place",
+    "rounding-noise": "rounding on this platform explains the difference",
+}
+
+
+def show(console: Console, report: Mapping[str, Any]) -> None:
+    """Print ``report``. All text that came from the dump is escaped."""
+    verdict = str(report["verdict"])
+    headline = Text(verdict, style=STYLES.get(verdict, "bold"))
+    headline.append(f": {_meaning(report)}", style="default not bold")
+    console.print(headline)
+    for line in _weak(report):
+        console.print(Text(line, style="yellow"))
+    for name, value in _rows(report):
+        console.print(Text(f"{name:<{NAME_WIDTH}}", style="dim").append(printable(value, 2000), style="not dim"))
+    for item in report["findings"]:
+        console.print(Text("- " + printable(str(item["message"]), 2000)))
+        if item.get("remedy"):
+            console.print(Text("  " + printable(str(item["remedy"]), 500), style="dim"))
+
+
+def _meaning(report: Mapping[str, Any]) -> str:
+    reason = REASONS.get(report["reason_code"], report["reason_code"])
+    expected, seen = report["expected_signature"], report["signature"]
+    if report["verdict"] == "reproduced" and expected["location"]["request_id"] != seen["location"]["request_id"]:
+        return "a failure with the same identity came back, in another request"
+    return str(reason or MEANINGS.get(report["verdict"], ""))
+
+
+def _weak(report: Mapping[str, Any]) -> Iterator[str]:
+    """What the report rests on that was not observed, before anything else is said."""
+    grades: dict[str, list[str]] = {}
+    for path, grade in report["fidelity"].items():
+        if not path.startswith(RESTS_ON):
+            continue
+        grades.setdefault(grade, []).append(path)
+    for grade, paths in grades.items():
+        yield printable(f"{grade}: {', '.join(paths[:6])}{' ...' if len(paths) > 6 else ''}", 1000)
+
+
+def _rows(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    yield "dump", f"{report['dump']['id']} (sha256 {report['dump']['sha256'][:12]})"
+    if report["expected_signature"]:
+        yield "expected", _signature(report["expected_signature"])
+    if report["signature"]:
+        yield "seen", _signature(report["signature"])
+    wrong = [name for name, holds in report["match"].items() if not holds]
+    if wrong:
+        yield "differs in", ", ".join(wrong)
+    if report["divergence"]:
+        yield "diverged at", _divergence(report["divergence"])
+    place = (report["failure"] or {}).get("non_finite")
+    if place:
+        yield "non-finite", _place(place)
+    kv = report["kv"]
+    if kv["seq_len_exceeded_at"] is not None:
+        for name in ("kv_cache_used_bytes", "max_kv_cache_bytes"):
+            yield name, "not known: the dump does not say how large a block is" if kv[name] is None else f"{kv[name]:,}"
+        yield "seq_len_exceeded_at", f"{kv['seq_len_exceeded_at']} tokens"
+    for name, value in report["settings"].items():
+        yield "changed", f"{name} = {value}"
+    for quirk in report["quirks"]:
+        yield "quirk when recorded", f"{quirk['name']} {quirk['detail']}"
+    yield "replayed", _effort(report)
+    if report["mode"] != "none":
+        yield "requests", _requests(report["requests"])
+    if report["settings"] and report["expected_signature"]:
+        name = report["expected_signature"]["location"]["request_id"]
+        yield from (("failing request", _now(r)) for r in report["requests"] if r["id"] == name)
+    if report["repeat"]["n"] > 1:
+        yield "repeat", f"reproduced {report['repeat']['reproduced']} of {report['repeat']['n']}"
+    timings = report["timings"]
+    parts = [f"{name.removesuffix('_s').replace('_', '-')} {timings[name]:.2f} s" for name in timings if timings[name]]
+    yield "time", ", ".join(parts)
+
+
+def _signature(signature: Mapping[str, Any]) -> str:
+    identity, location = signature["identity"], signature["location"]
+    words = [identity["kind"]]
+    if identity["invariant"]:
+        words.append(f"({identity['invariant']})")
+    if identity["exception_type"]:
+        words.append(identity["exception_type"].rsplit(".", 1)[-1])
+    places = [
+        f"{name.removesuffix('_id')} {location[name]}"
+        for name in ("request_id", "step", "position")
+        if location.get(name) is not None
+    ]
+    return " ".join(words) + (f" at {', '.join(places)}" if places else "")
+
+
+def _divergence(d: Mapping[str, Any]) -> str:
+    where = [f"request {d['request_id']}"]
+    if d["output_index"] is not None:
+        where.append(f"output token {d['output_index']} (position {d['position']})")
+    if d["step"] is not None:
+        where.append(f"step {d['step']}")
+    text = f"{', '.join(where)}: {d['kind']} recorded {d['recorded']}, replayed {d['replayed']}"
+    if d["kind"] in ("token", "logits"):
+        text += f"; {d['cause']}"
+    if d["margin"] is not None:
+        text += f"; top two logits {d['margin']:.4g} apart"
+    return text
+
+
+def _place(place: Mapping[str, Any]) -> str:
+    if place.get("layer") is None:
+        return "first in the logits; the KV cache is finite"
+    writer = place.get("written_by_step")
+    by = f", written by step {writer}" if writer is not None and writer >= 0 else ", written before the first kept step"
+    return (
+        f"first in layer {place['layer']}, {place['tensor']}, block {place['block']}, slot {place['slot']} "
+        f"(position {place['position']}){by}"
+    )
+
+
+def _effort(report: Mapping[str, Any]) -> str:
+    compared = report["compared"]
+    if report["target"] == "schedule":
+        return "scheduler and block pool, without a model"
+    if report["mode"] == "none":
+        return "nothing: the replay could not begin"
+    text = f"{report['mode']}, kernels {report['kernels']}: {compared['fast_forwarded_tokens']} tokens fast-forwarded"
+    how = "run freely" if report["mode"] == "strict" else "run on the recorded tokens"
+    text += f", {compared['window_steps']} steps {how}; {compared['tokens']} answer tokens compared"
+    if compared["digests"]:
+        text += f", {compared['digests']} logits rows bit by bit"
+    if compared["noise"]:
+        text += f", {compared['noise']} differ by rounding"
+    if compared["not_compared"]:
+        text += f", {compared['not_compared']} fed without comparison"
+    return text
+
+
+def _now(request: Mapping[str, Any]) -> str:
+    """What became of the request that had failed."""
+    end = request["finish_cause"] or request["status"]
+    return f"{end} after {request['output_len']} answer tokens; recorded {request['recorded_output_len']}"
+
+
+def _requests(requests: list[Mapping[str, Any]]) -> str:
+    endings: dict[str, int] = {}
+    for request in requests:
+        name = request["finish_cause"] or request["status"]
+        endings[name] = endings.get(name, 0) + 1
+    return f"{len(requests)}: " + ", ".join(f"{count} {name}" for name, count in endings.items())

@@ -1,0 +1,120 @@
+"""``pplx-replay run`` as a person or a script calls it: exit codes, JSON, plain text, errors."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.fixture_folders import FIXTURES
+
+OVERFLOW = FIXTURES / "kv-overflow" / "dump.pplx"
+NAN = FIXTURES / "nan-block" / "dump.pplx"
+
+
+def run(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "replay.cli", "replay", "run", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | environment)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        ((), 0),
+        (("--expect", "reproduced"), 0),
+        (("--expect", "not-reproduced"), 13),
+        (("--bisect",), 1),
+        (("--set", "kv.num_blocks=160"), 10),
+        (("--set", "kv.num_blocks=160", "--expect", "not-reproduced"), 0),
+        (("--set", "kv.num_blocks=160", "--bisect"), 0),
+        (("--signature", NAN), 20),
+        (("--signature", NAN, "--bisect"), 125),
+        (("--set", "kv.nonsense=1"), 2),
+        (("--set", "kv.nonsense=1", "--bisect"), 125),
+        (("--bisect", "--expect", "diverged"), 125),
+        (("--bisect", "--tarket", "x"), 125),
+        (("--tarket", "x"), 2),
+        (("--set", "sampling.temperature=0"), 2),
+        (("--set", "kv.num_blocks=37"), 20),
+        (("--repeat", "0"), 2),
+        (("--timeout", "soon"), 2),
+        (("--signature", __file__), 2),
+    ],
+)
+def test_exit_codes(arguments, code):
+    done = run(OVERFLOW, "--target", "schedule", *arguments)
+    assert done.returncode == code, done.stdout + done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_people_read_the_verdict_first_and_plain_text_in_a_pipe():
+    done = run(OVERFLOW, "--target", "schedule")
+    assert done.stdout.splitlines()[0] == "reproduced: the same failure came back"
+    for name in ("kv_cache_used_bytes", "max_kv_cache_bytes", "seq_len_exceeded_at"):
+        assert name in done.stdout
+    assert "\x1b" not in done.stdout + done.stderr
+    assert not any(line.endswith(" ") for line in done.stdout.splitlines())
+
+
+def test_json_is_one_document_with_the_promised_keys():
+    report = json.loads(run(OVERFLOW, "--target", "schedule", "--json", "--full").stdout)
+    promised = (
+        "schema_version tool_version dump verdict reason_code mode kernels target signature expected_signature match "
+        "divergence requests perplexity kv findings fidelity quirks repeat timings environment"
+    )
+    assert set(promised.split()) <= set(report)
+    assert set(report["timings"]) == {"load_s", "rebuild_s", "fast_forward_s", "step_s", "total_s"}
+    assert set(report["kv"]) == {"kv_cache_used_bytes", "max_kv_cache_bytes", "seq_len_exceeded_at"}
+    request = report["requests"][0]
+    assert {"id", "finish_reason", "output_len", "output_sha256", "logits_digest", "output_token_ids"} <= set(request)
+    assert len(request["output_token_ids"]) == request["output_len"]
+    assert "isolation" in report["environment"]
+
+
+@pytest.mark.parametrize("content", [b"", b"PPLX", b"PPLX\x00\x09garbage", b"\x80\x04\x95pickle", None])
+def test_a_bad_dump_is_4_in_both_forms(tmp_path, content):
+    path = tmp_path / "bad.pplx"
+    if content is not None:
+        path.write_bytes(content)
+    done = run(path, "--target", "schedule")
+    assert done.returncode == 4
+    assert "error:" in done.stderr
+    document = json.loads(run(path, "--target", "schedule", "--json").stdout)
+    assert document["error"]["exit_code"] == 4
+    assert document["error"]["remedy"]
+
+
+def test_weights_that_are_not_here_are_inconclusive_with_what_to_do(tmp_path):
+    nowhere = {"PPLX_CACHE": str(tmp_path), "HF_HUB_CACHE": str(tmp_path), "HF_HOME": str(tmp_path)}
+    done = run(OVERFLOW, "--json", **nowhere)
+    report = json.loads(done.stdout)
+    assert done.returncode == 20
+    assert report["reason_code"] == "weights-unavailable"
+    assert "pplx-replay models pull smollm2-135m" in report["findings"][0]["remedy"]
+
+
+def test_forced_steps_are_not_said_to_run_freely_and_no_effort_is_claimed_where_nothing_ran():
+    forced = run(NAN, "--mode", "forced", "--model", NAN.parent / "model").stdout
+    assert "run on the recorded tokens" in forced
+    assert "run freely" not in forced
+    nothing = run(NAN, "--device", "cuda", "--model", NAN.parent / "model").stdout
+    assert "nothing: the replay could not begin" in nothing
+    assert "waiting" not in nothing
+
+
+def test_a_recorders_file_is_not_taken_for_a_dump_of_another_release(tmp_path):
+    path = tmp_path / "flight.ring"
+    path.write_bytes(b"PPLXRING" + bytes(100))
+    done = run(path)
+    assert done.returncode == 4
+    assert "flight recorder" in done.stderr
+    assert "pplx-state recover" in done.stderr
+
+
+def test_changed_settings_say_what_became_of_the_failing_request():
+    done = run(OVERFLOW, "--target", "schedule", "--set", "kv.num_blocks=160")
+    line = next(line for line in done.stdout.splitlines() if line.startswith("failing request"))
+    assert "max-tokens after 120 answer tokens" in line

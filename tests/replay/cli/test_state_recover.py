@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from dumps.record.image import read_ring
+from dumps.record.recorder import RecordLevel
+from dumps.record.recover import recover as recover_ring
+from dumps.schema.reader import open_dump
+from replay.cli.state_recover import recover
+from tests.flight import Flight, make_config, make_recorder
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(recover, [str(argument) for argument in arguments])
+
+
+def dead_ring(path: Path, *, seed: int = 0, level: RecordLevel = RecordLevel.TOKENS) -> Flight:
+    """A ring as a dead process leaves it: not closed, and its writer is nobody who runs now."""
+    config = make_config()
+    flight = Flight(make_recorder(path, config, level=level), config, seed=seed)
+    flight.fly(15)
+    flight.plan()
+    bury(path)
+    return flight
+
+
+def bury(path: Path) -> None:
+    """Put another start time into the header, as if its pid had been given to this process later."""
+    header = read_ring(path).header
+    writer = replace(header.writer, start_ticks=header.writer.start_ticks - 1)
+    with path.open("r+b") as file:
+        file.write(replace(header, writer=writer).pack())
+
+
+def test_a_ring_becomes_a_dump_and_says_what_is_in_it(tmp_path):
+    flight = dead_ring(tmp_path / "a.ring")
+    done = run(tmp_path / "a.ring", "-o", tmp_path / "out.pplx")
+    assert done.exit_code == 0, done.output
+    assert "process-death" in done.stdout
+    assert "the last one unfinished" in done.stdout
+    assert "every target can replay it" in done.stdout
+    with open_dump(tmp_path / "out.pplx") as dump:
+        flight.check(dump.state)
+
+
+def test_json(tmp_path):
+    flight = dead_ring(tmp_path / "a.ring", level=RecordLevel.SHAPE)
+    done = run(tmp_path / "a.ring", "--json")
+    document = json.loads(done.stdout)
+    assert Path(document["dump"]) == tmp_path / f"{document['id']}.pplx"
+    assert Path(document["dump"]).exists()
+    assert document["reason"] == "process-death"
+    assert document["targets"] == ["schedule"]
+    assert document["steps"]["last"] == flight.begins[-1].index
+    assert document["requests"]["live"] == len(flight.scheduler.running) + len(flight.scheduler.waiting)
+    assert "requests[].prompt_token_ids" in {e["path"] for e in document["missing"] if e["grade"] == "absent"}
+
+
+def test_a_ring_that_is_written_is_refused_without_force(tmp_path):
+    config = make_config()
+    Flight(make_recorder(tmp_path / "a.ring", config), config).fly(5)
+    refused = run(tmp_path / "a.ring")
+    assert refused.exit_code == 4
+    assert "--force" in refused.stderr
+    assert run(tmp_path / "a.ring", "--force").exit_code == 0
+
+
+@pytest.mark.parametrize("name", ["none.ring", "text.ring", "empty.ring"])
+def test_a_bad_file_is_4(tmp_path, name):
+    (tmp_path / "text.ring").write_text("PPLXRING" * 1000)
+    (tmp_path / "empty.ring").write_text("")
+    done = run(tmp_path / name)
+    assert done.exit_code == 4
+    assert name in done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty.ring", "text.ring"]
+
+
+def test_a_torn_dump_is_sealed_again(tmp_path):
+    dead_ring(tmp_path / "a.ring")
+    whole = recover_ring(tmp_path / "a.ring", tmp_path / "whole.pplx")
+    assert run(whole).exit_code == 4
+    torn = tmp_path / "torn.pplx"
+    torn.write_bytes(whole.read_bytes()[:-20])
+    done = run(torn)
+    assert done.exit_code == 0, done.output
+    assert "of the torn dump" in done.stdout
+    with open_dump(tmp_path / "torn-recovered.pplx") as dump, open_dump(whole) as original:
+        assert dump.state.steps == original.state.steps
+
+
+def test_a_folder_recovers_the_dead_and_leaves_the_rest(tmp_path):
+    dead_ring(tmp_path / "dead.ring")
+    config = make_config()
+    make_recorder(tmp_path / "alive.ring", config)
+    make_recorder(tmp_path / "clean.ring", config).close(clean=True)
+    (tmp_path / "noise.ring").write_bytes(b"noise")
+    (tmp_path / "out").mkdir()
+
+    done = run(tmp_path, "-o", tmp_path / "out", "--json")
+
+    assert done.exit_code == 4  # for the noise
+    rows = {Path(row["source"]).name: row for row in json.loads(done.stdout)["rings"]}
+    assert {name: row["outcome"] for name, row in rows.items()} == {
+        "alive.ring": "skipped",
+        "clean.ring": "skipped",
+        "dead.ring": "recovered",
+        "noise.ring": "failed",
+    }
+    assert [path.name for path in (tmp_path / "out").iterdir()] == [Path(rows["dead.ring"]["dump"]).name]
+    (tmp_path / "noise.ring").unlink()
+    again = run(tmp_path, "-o", tmp_path / "out")
+    assert again.exit_code == 0
+    assert "exists already" in again.stdout
+
+
+def test_a_folder_without_rings(tmp_path):
+    assert "no flight recorder's file" in run(tmp_path).stdout
+    assert run(tmp_path, "-o", tmp_path / "file.pplx").exit_code == 2
+
+
+def test_control_characters_of_a_ring_never_reach_the_terminal(tmp_path):
+    flight = dead_ring(tmp_path / "a.ring")
+    flight.recorder.failure({"kind": "exception", "message": "\x1b[31mred\u202e"})
+    bury(tmp_path / "a.ring")
+    done = run(tmp_path / "a.ring")
+    assert "\\x1b[31mred\\u202e" in done.stdout
+    assert "\x1b" not in done.stdout
+
+
+def test_a_full_disk_leaves_no_half_dump_that_blocks_the_next_try(tmp_path):
+    dead_ring(tmp_path / "a.ring")
+    code = "from replay.cli.state_recover import recover; recover.main()"
+    command = [sys.executable, "-c", code, tmp_path / "a.ring"]
+    done = subprocess.run(command, preexec_fn=small_files_only, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (4, "")
+    assert "File too large" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["a.ring"]
+    assert run(tmp_path / "a.ring").exit_code == 0
+
+
+def small_files_only() -> None:
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    result = run(tmp_path / "pipe", "--json")
+    assert result.exit_code == 4
+    assert "not a regular file" in json.loads(result.stdout)["error"]["message"]

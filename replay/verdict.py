@@ -45,6 +45,7 @@ class Reason(StrEnum):
     EXTERNAL_CAUSE = "external-cause"
     KIND_UNSUPPORTED = "kind-unsupported"
     RECORD_ENDS = "record-ends"
+    RAN_ALONE = "ran-alone"
     SAME_KIND_ELSEWHERE = "same-kind-elsewhere"
     NOISE = "rounding-noise"
     BUDGET = "budget-spent"

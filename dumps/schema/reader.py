@@ -58,6 +58,8 @@ def open_dump(path: Path, *, salvage: bool = False, limits: Limits = Limits()) -
             raise
     except DumpError as error:
         error.remedy = error.remedy.replace("FILE", str(path))
+        if salvage and isinstance(error, TornDump | CorruptDump):
+            error.remedy = "No seal in it holds, so nothing can be recovered: copy the file again from its source."
         raise
 
 

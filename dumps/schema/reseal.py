@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 from dumps import ledger
@@ -19,6 +20,8 @@ def reseal(dump: Dump, path: Path) -> None:
     state = pb.RuntimeState()
     state.CopyFrom(dump.state)
     if dump.torn is not None:
+        # It is another dump than the whole one, which may still turn up in the same folder.
+        state.manifest.id = hashlib.sha256(f"{state.manifest.id} {dump.torn.offset}".encode()).hexdigest()[:16]
         ledger.record(
             state,
             "sections",

@@ -40,7 +40,7 @@ MEANINGS = {
 
 REASONS = {
     "tokens-absent": "token ids were not recorded",
-    "steps-absent": "the steps that lead to the failure were not recorded",
+    "steps-absent": "the steps that lead to the failure are not in the dump",
     "weights-unavailable": "the weights are not on this machine",
     "engine-not-installed": "this install has no engine",
     "model-unsupported": "this model, its dtype or the device is not supported yet",
@@ -50,6 +50,7 @@ REASONS = {
     "process-death": "the process was ended from outside; nothing in the recorded steps fails",
     "kind-unsupported": "no replay can show a failure of the recorded kind yet",
     "external-cause": "the failure came from outside of the engine",
+    "ran-alone": "alone, a request cannot show what it lacked because of others",
     "record-ends": "under these settings answers outlive the record, and only a guess of their length fails",
     "same-kind-elsewhere": "the same kind of failure, in another place",
     "rounding-noise": "rounding on this platform explains the difference",
@@ -60,6 +61,8 @@ def show(console: Console, report: Mapping[str, Any]) -> None:
     """Print ``report``. All text that came from the dump is escaped."""
     verdict = str(report["verdict"])
     headline = Text(verdict, style=STYLES.get(verdict, "bold"))
+    if report["reason_code"]:
+        headline.append(f" ({printable(str(report['reason_code']))})", style="default not bold")
     headline.append(f": {_meaning(report)}", style="default not bold")
     console.print(headline)
     for line in _weak(report):
@@ -77,6 +80,8 @@ def _meaning(report: Mapping[str, Any]) -> str:
     expected, seen = report["expected_signature"], report["signature"]
     if report["verdict"] == "reproduced" and expected["location"]["request_id"] != seen["location"]["request_id"]:
         return "a failure with the same identity came back, in another request"
+    if report["verdict"] == "reproduced" and expected["location"] != seen["location"]:
+        return "a failure with the same identity came back, at another place"
     return str(reason or MEANINGS.get(report["verdict"], ""))
 
 
@@ -117,7 +122,7 @@ def _rows(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "replayed", _effort(report)
     if report["mode"] != "none":
         yield "requests", _requests(report["requests"])
-    if report["settings"] and report["expected_signature"]:
+    if (report["settings"] or report["scope"] == "request") and report["expected_signature"]:
         name = report["expected_signature"]["location"]["request_id"]
         yield from (("failing request", _now(r)) for r in report["requests"] if r["id"] == name)
     if report["repeat"]["n"] > 1:

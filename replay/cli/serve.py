@@ -84,7 +84,7 @@ def serve(
     """Replay dumps over HTTP on this machine.
 
     Each replay runs in a process of its own without network. POST /debug/replay takes a dump, or the id of one in
-    the folder, and answers with the report; GET /debug/replay lists. The token is in the first line that is printed.
+    the folder, and answers with the report; GET /debug/replay lists. The token is printed at the start.
 
     \b
     Examples:
@@ -97,7 +97,7 @@ def serve(
 
     \b
     Answers:
-      200 a report, whatever its verdict; X-PPLX-Exit-Code is that of pplx-replay run
+      200 a report, whatever its verdict; X-PPLX-Exit-Code (not with SSE) is that of pplx-replay run
       400 option or body   401 token   404 id   413 size   415 type   422 bad dump
       424 no weights   429 busy   500 the replay's process died   504 timeout
     """

@@ -28,12 +28,12 @@ Examples:
 @click.option("--served-model-name", default="", metavar="NAME", help="What clients call it. Default: its own name.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0 takes a free one.")
-@click.option("--dtype", type=click.Choice(["auto", "float32", "bfloat16"]), default="auto", show_default=True)
+@click.option("--dtype", type=click.Choice(["auto", "float32", "bfloat16"]), default="auto", help="Of the computation.")
 @click.option("--kv-blocks", type=click.IntRange(1, 2**24), default=512, show_default=True, help="Blocks in the pool.")
 @click.option("--block-size", type=click.IntRange(1, 1024), default=16, show_default=True, help="Tokens in a block.")
 @click.option("--max-model-len", type=click.IntRange(2, 2**24), help="Prompt and answer. Default: the model's.")
 @click.option("--max-num-seqs", type=click.IntRange(1, 4096), default=64, show_default=True, help="Sequences at once.")
-@click.option("--max-num-batched-tokens", type=click.IntRange(1, 2**20), default=256, show_default=True)
+@click.option("--max-num-batched-tokens", type=click.IntRange(1, 2**20), default=256, help="Tokens in a step.")
 @click.option(
     "--on-kv-exhausted",
     type=click.Choice([policy.value for policy in OnExhausted]),
@@ -41,10 +41,15 @@ Examples:
     show_default=True,
     help="What becomes of a running request for which there is no block.",
 )
-@click.option("--request-timeout", type=click.FloatRange(0.001), default=600.0, show_default=True, metavar="SECONDS")
+@click.option(
+    "--request-timeout", type=click.FloatRange(0.001), default=600.0, metavar="SECONDS", help="Most for a request."
+)
 @click.option("--threads", type=click.IntRange(0, 1024), default=0, help="Of torch. Default: what torch finds.")
 @click.option(
-    "--dump-dir", type=click.Path(path_type=Path, file_okay=False), default=Path("pplx-dumps"), show_default=True
+    "--dump-dir",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("pplx-dumps"),
+    help="Folder of dumps and ring.",
 )
 @click.option(
     "--record",
@@ -68,7 +73,7 @@ Examples:
     metavar="KIB",
     help="History of steps.",
 )
-@click.option("--dumps-per-minute", type=click.IntRange(1, 10_000), default=10, show_default=True)
+@click.option("--dumps-per-minute", type=click.IntRange(1, 10_000), default=10, help="Most dumps written.")
 @click.option("--quirk", "quirks", multiple=True, metavar="SPEC", help="Imitate a known defect. Repeatable.")
 @console.json_option
 def server(

@@ -124,6 +124,8 @@ def _facts(source: Path, written: Path, state: pb.RuntimeState) -> dict[str, Any
     live = sum(request.status != "finished" for request in state.requests)
     last = state.failures[-1] if state.failures else None
     level = state.manifest.record_level
+    shows = last is not None and last.HasField("step") and last.kind != "process-death"
+    lost = bool(shows and last and last.step not in {step.index for step in state.steps})
     return {
         "source": str(source),
         "dump": str(written),
@@ -131,7 +133,8 @@ def _facts(source: Path, written: Path, state: pb.RuntimeState) -> dict[str, Any
         "reason": state.manifest.reason,
         "failure": None if last is None else {"kind": last.kind, "invariant": last.invariant, "message": last.message},
         "record_level": level,
-        "targets": TARGETS.get(level, []),
+        "failing_step_lost": lost,
+        "targets": [] if lost else TARGETS.get(level, []),
         "steps": {
             "count": len(state.steps),
             "first": state.steps[0].index if state.steps else None,
@@ -158,6 +161,9 @@ def _print(facts: dict[str, Any]) -> None:
         name = " ".join(word for word in (failure["kind"], failure["invariant"]) if word)
         console.print(f"failure    {printable(name)}: {printable(failure['message'])}")
     level = facts["record_level"]
+    if facts["failing_step_lost"]:
+        console.print("lost       the step in which it failed: no replay of this dump can judge the failure")
+        return
     console.print(f"recorded   {printable(level)}, {REPLAYABLE.get(level, 'an unknown level')}")
     for entry in facts["missing"]:
         console.print(f"{entry['grade']:<10} {printable(entry['path'])}: {printable(entry['note'], 300)}")

@@ -134,8 +134,11 @@ class LiveScheduler:
     def _can_admit(self) -> bool:
         if not self.waiting or len(self.running) >= self.config.max_num_seqs:
             return False
-        head = self.waiting[0]
-        return self._blocks_missing(head, head.num_tokens) <= self.pool.num_free
+        return self._fits(self.waiting[0])
+
+    def _fits(self, request: Request) -> bool:
+        """Whether all blocks of its known tokens are free."""
+        return self._blocks_missing(request, request.num_tokens) <= self.pool.num_free
 
     def _admit(self, plan: StepPlan, request: Request | None = None) -> Request:
         """Move a request, by default the next one, from waiting to running."""

@@ -143,7 +143,7 @@ class RecordedScheduler(LiveScheduler):
 
     def _take(self, plan: StepPlan, turn: _Turn, *, admitted: bool) -> None:
         request, recorded = turn.request, turn.chunk
-        if admitted and request in self.waiting:
+        if admitted and request in self.waiting and self._fits(request):
             self._admit(plan, request)
         if request.status is not Status.RUNNING:
             self._differ(plan, request, "status", "running", request.status.value)

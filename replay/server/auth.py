@@ -55,7 +55,7 @@ def require_token(token: str) -> Middleware:
                 401,
                 "Unauthorized",
                 "no valid token",
-                remedy="send Authorization: Bearer TOKEN with the token of the server's ready line",
+                remedy="send Authorization: Bearer TOKEN with the token that the server printed at its start",
                 headers={"WWW-Authenticate": 'Bearer realm="pplx-replay"'},
             )
         return await handler(request)

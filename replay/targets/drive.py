@@ -124,6 +124,11 @@ class Drive:
         self._deadline = deadline
         self._emit = emit
 
+    def aim(self, last: int) -> None:
+        """Progress counts up to this step."""
+        if self.rebuilt.steps:
+            self._goal = last + 1 - self.rebuilt.steps[0].index
+
     def run_to(self, step: int, parted: Callable[[], bool] = lambda: False) -> None:
         """Follow the record up to, and not including, ``step``, or to where the replay leaves it or has ``parted``."""
         while not self.ended and not parted() and self.scheduler.following and self.scheduler.next_step < step:
@@ -134,14 +139,31 @@ class Drive:
 
         Stops at once when this is another run by now, as ``parted`` says.
         """
-        if self.rebuilt.steps:
-            self._goal = last + 1 - self.rebuilt.steps[0].index
+        self.aim(last)
         while not self.ended and not parted():
             past = self.scheduler.record_exhausted or self.scheduler.next_step > last
             if past and (request is None or request.finished):
                 return
             if self._step() is None and self.scheduler.record_exhausted:
-                return  # nothing can run any more
+                self._stalled()
+                return
+
+    def _stalled(self) -> None:
+        """Nothing runs and nothing will come: what still waits then waits for ever."""
+        scheduler = self.scheduler
+        if scheduler.waiting and not self.ended:
+            head = scheduler.waiting[0]
+            need = -(-head.num_tokens // scheduler.config.block_size)
+            message = f"request {head.id} waits for {need} KV blocks of a pool of {scheduler.pool.num_blocks}"
+            self.trail.failures.append(
+                Failure(
+                    kind=FailureKind.STALL,
+                    invariant="kv-pool-too-small",
+                    message=message,
+                    request_id=head.id,
+                    step=scheduler.next_step,
+                )
+            )
 
     @property
     def ended(self) -> bool:

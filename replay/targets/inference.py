@@ -58,6 +58,7 @@ class InferenceOptions:
     compare: bool = True
     rederive: bool = False
     beyond: bool = False
+    alone: bool = False
 
 
 @dataclass(slots=True)
@@ -185,6 +186,7 @@ class InferenceReplay:
         # A request whose slot in the recorder was taken again has no token ids left, and cannot be computed.
         blind = self._last_step_without_ids(last)
         window = max(window, blind + 1)
+        self._drive.aim(last)
         self._deadline.start()
         self._emit({"event": "step-started"})
         with self._timed("rebuild_s"):
@@ -239,7 +241,8 @@ class InferenceReplay:
         """Copies, with their whole answers, of those requests whose tokens the window will not all draw."""
         copies = []
         for request in self._rebuilt.requests:
-            if self._options.compare and self._outside(request, window, last):
+            drawn = not self._options.compare or self._options.alone  # the one request is drawn from its start
+            if not drawn and self._outside(request, window, last):
                 output = self._rebuilt.outputs[request.id]
                 tokens = request.tokens[: request.num_prompt] + list(output.tokens or ())
                 copies.append(replace(request, tokens=tokens, num_computed=0, blocks=[]))

@@ -138,6 +138,7 @@ def run_job(job: Mapping[str, Any], emit: Emit) -> dict[str, Any]:
             decision,
             expected=expected,
             target=options.target,
+            scope=options.scope,
             full=options.full,
             settings=dict(options.overrides.values),
             repeat={"n": options.repeat, "reproduced": verdicts.count(Verdict.REPRODUCED)},
@@ -194,7 +195,7 @@ class _Job:
             divergence=run.divergence,
             modified=self._modified,
             foreign=self._options.signature is not None,
-            missing=run.missing or self._beyond_target() or self._beyond_record(rebuilt),
+            missing=run.missing or self._beyond_target() or self._beyond_record(rebuilt) or self._alone(run),
         )
         return run, decide(self._expected, evidence)
 
@@ -203,6 +204,11 @@ class _Job:
         kind = self._expected.identity.kind if self._expected else None
         shown_by_numbers = kind == FailureKind.NON_FINITE and self._options.target == "schedule"
         return Reason.NEEDS_INFERENCE if shown_by_numbers else Reason.NONE
+
+    def _alone(self, run: Run) -> Reason:
+        """Whether the failing request ran without those that had taken its blocks, and so did not fail."""
+        pool = self._own is not None and self._own.identity.invariant == "kv-pool-exhausted"
+        return Reason.RAN_ALONE if self._options.scope == "request" and pool and not run.failures else Reason.NONE
 
     def _beyond_record(self, rebuilt: Rebuilt) -> Reason:
         """Whether the steps that were kept end before the failure, or begin after it."""
@@ -257,6 +263,7 @@ class _Job:
             compare=not options.overrides.changes_tokens,
             rederive=rederive,
             beyond=beyond,
+            alone=options.scope == "request",
         )
         if self._loaded is None:
             dtype = options.overrides.dtype or self._dump.state.model.dtype
@@ -298,11 +305,8 @@ class _Job:
         )
 
     def findings(self) -> list[dict[str, Any]]:
-        """What the dump and the options make known before anything ran."""
+        """What the dump itself makes known before anything ran."""
         found = []
-        if self._options.scope == "request":
-            message = "the failing request ran alone, with the whole pool: what it lacked because of others cannot show"
-            found.append(finding("scope-request", message, remedy="--scope engine replays all of them"))
         if self._dump.torn is not None:
             torn = self._dump.torn
             found.append(finding("torn", f"the dump is torn and good up to byte {torn.offset} only: {torn.reason}"))

@@ -220,12 +220,23 @@ def test_neither_dump_reproduces_the_others_failure(overflow, bit_flip, tiny):
 
 
 def test_the_failing_request_alone_says_what_it_said_and_is_not_cut(overflow, tiny):
-    report = replay(overflow.dumps[0], tiny, scope="request", set={"sampling.max_tokens": 40})
-    assert report["verdict"] == "not-reproduced"
+    """That it is not cut then is no cure: alone it lacks nothing that the others had taken."""
+    for target in ("inference", "schedule"):
+        options = {"scope": "request", "target": target, "set": {"sampling.max_tokens": 40}}
+        report = replay(overflow.dumps[0], tiny, **options)
+        assert (report["verdict"], report["reason_code"]) == ("inconclusive", "ran-alone")
     cut = next(r for r in overflow.requests if r.finished)
     alone = replay(overflow.dumps[0], tiny, scope="request", full=True)
     assert alone["requests"][0]["output_token_ids"][: cut.num_output] == cut.output
     assert alone["compared"]["tokens"] >= cut.num_output
+
+
+def test_a_pool_that_no_request_fits_into_is_a_stall_and_not_the_truncation(overflow, tiny):
+    for target in ("inference", "schedule"):
+        report = replay(overflow.dumps[0], tiny, target=target, set={"kv.num_blocks": 1})
+        assert report["verdict"] == "different-failure"
+        assert report["signature"]["identity"]["kind"] == "stall"
+        assert "of a pool of 1" in report["failure"]["message"]
 
 
 def test_a_dump_without_token_ids_says_what_would_have_sufficed(tiny, tmp_path):

@@ -169,7 +169,7 @@ class Model(_message.Message):
     def __init__(self, name: _Optional[str] = ..., architecture: _Optional[str] = ..., weights_fingerprint: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., dtype: _Optional[str] = ..., quantisation: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_position_embeddings: _Optional[int] = ..., num_layers: _Optional[int] = ..., num_kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., tensor_parallel: _Optional[int] = ..., pipeline_parallel: _Optional[int] = ..., expert_parallel: _Optional[int] = ..., lora: _Optional[str] = ..., draft_model: _Optional[str] = ..., attention_backend: _Optional[str] = ...) -> None: ...
 
 class EngineConfig(_message.Message):
-    __slots__ = ("engine", "block_size", "num_blocks", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "on_kv_exhausted", "kernels", "num_threads")
+    __slots__ = ("engine", "block_size", "num_blocks", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "on_kv_exhausted", "kernels", "num_threads", "prefix_cache", "kv_quant_bits")
     ENGINE_FIELD_NUMBER: _ClassVar[int]
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -179,6 +179,8 @@ class EngineConfig(_message.Message):
     ON_KV_EXHAUSTED_FIELD_NUMBER: _ClassVar[int]
     KERNELS_FIELD_NUMBER: _ClassVar[int]
     NUM_THREADS_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_CACHE_FIELD_NUMBER: _ClassVar[int]
+    KV_QUANT_BITS_FIELD_NUMBER: _ClassVar[int]
     engine: str
     block_size: int
     num_blocks: int
@@ -188,7 +190,9 @@ class EngineConfig(_message.Message):
     on_kv_exhausted: str
     kernels: str
     num_threads: int
-    def __init__(self, engine: _Optional[str] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., on_kv_exhausted: _Optional[str] = ..., kernels: _Optional[str] = ..., num_threads: _Optional[int] = ...) -> None: ...
+    prefix_cache: bool
+    kv_quant_bits: int
+    def __init__(self, engine: _Optional[str] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., on_kv_exhausted: _Optional[str] = ..., kernels: _Optional[str] = ..., num_threads: _Optional[int] = ..., prefix_cache: _Optional[bool] = ..., kv_quant_bits: _Optional[int] = ...) -> None: ...
 
 class Failure(_message.Message):
     __slots__ = ("kind", "invariant", "exception_type", "message", "request", "step", "position", "time_ns", "kv_cache_used_bytes", "max_kv_cache_bytes", "seq_len_exceeded_at", "non_finite")
@@ -277,7 +281,7 @@ class LogitBias(_message.Message):
     def __init__(self, token_id: _Optional[int] = ..., bias: _Optional[float] = ...) -> None: ...
 
 class Request(_message.Message):
-    __slots__ = ("id", "arrival_ns", "arrival_step", "endpoint", "status", "finish_reason", "finish_cause", "finish_step", "num_prompt_tokens", "num_output_tokens", "prompt_token_ids", "output_token_ids", "output_digests", "sampling", "prompt_text", "output_text", "stream", "multimodal_hashes", "grammar_state", "sample_index")
+    __slots__ = ("id", "arrival_ns", "arrival_step", "endpoint", "status", "finish_reason", "finish_cause", "finish_step", "num_prompt_tokens", "num_output_tokens", "prompt_token_ids", "output_token_ids", "output_digests", "sampling", "prompt_text", "output_text", "stream", "multimodal_hashes", "grammar_state", "sample_index", "flags")
     ID_FIELD_NUMBER: _ClassVar[int]
     ARRIVAL_NS_FIELD_NUMBER: _ClassVar[int]
     ARRIVAL_STEP_FIELD_NUMBER: _ClassVar[int]
@@ -298,6 +302,7 @@ class Request(_message.Message):
     MULTIMODAL_HASHES_FIELD_NUMBER: _ClassVar[int]
     GRAMMAR_STATE_FIELD_NUMBER: _ClassVar[int]
     SAMPLE_INDEX_FIELD_NUMBER: _ClassVar[int]
+    FLAGS_FIELD_NUMBER: _ClassVar[int]
     id: str
     arrival_ns: int
     arrival_step: int
@@ -318,7 +323,16 @@ class Request(_message.Message):
     multimodal_hashes: _containers.RepeatedScalarFieldContainer[str]
     grammar_state: str
     sample_index: int
-    def __init__(self, id: _Optional[str] = ..., arrival_ns: _Optional[int] = ..., arrival_step: _Optional[int] = ..., endpoint: _Optional[str] = ..., status: _Optional[str] = ..., finish_reason: _Optional[str] = ..., finish_cause: _Optional[str] = ..., finish_step: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., prompt_token_ids: _Optional[bytes] = ..., output_token_ids: _Optional[bytes] = ..., output_digests: _Optional[bytes] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., prompt_text: _Optional[str] = ..., output_text: _Optional[str] = ..., stream: _Optional[bool] = ..., multimodal_hashes: _Optional[_Iterable[str]] = ..., grammar_state: _Optional[str] = ..., sample_index: _Optional[int] = ...) -> None: ...
+    flags: InternalFlags
+    def __init__(self, id: _Optional[str] = ..., arrival_ns: _Optional[int] = ..., arrival_step: _Optional[int] = ..., endpoint: _Optional[str] = ..., status: _Optional[str] = ..., finish_reason: _Optional[str] = ..., finish_cause: _Optional[str] = ..., finish_step: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., prompt_token_ids: _Optional[bytes] = ..., output_token_ids: _Optional[bytes] = ..., output_digests: _Optional[bytes] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., prompt_text: _Optional[str] = ..., output_text: _Optional[str] = ..., stream: _Optional[bool] = ..., multimodal_hashes: _Optional[_Iterable[str]] = ..., grammar_state: _Optional[str] = ..., sample_index: _Optional[int] = ..., flags: _Optional[_Union[InternalFlags, _Mapping]] = ...) -> None: ...
+
+class InternalFlags(_message.Message):
+    __slots__ = ("early_exit", "fallback_trace")
+    EARLY_EXIT_FIELD_NUMBER: _ClassVar[int]
+    FALLBACK_TRACE_FIELD_NUMBER: _ClassVar[int]
+    early_exit: float
+    fallback_trace: bool
+    def __init__(self, early_exit: _Optional[float] = ..., fallback_trace: _Optional[bool] = ...) -> None: ...
 
 class Scheduler(_message.Message):
     __slots__ = ("waiting", "running", "next_step", "start")
@@ -333,16 +347,18 @@ class Scheduler(_message.Message):
     def __init__(self, waiting: _Optional[_Iterable[int]] = ..., running: _Optional[_Iterable[int]] = ..., next_step: _Optional[int] = ..., start: _Optional[_Union[Keyframe, _Mapping]] = ...) -> None: ...
 
 class Keyframe(_message.Message):
-    __slots__ = ("before_step", "free_blocks", "running", "waiting")
+    __slots__ = ("before_step", "free_blocks", "running", "waiting", "prefix_hashes")
     BEFORE_STEP_FIELD_NUMBER: _ClassVar[int]
     FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_HASHES_FIELD_NUMBER: _ClassVar[int]
     before_step: int
     free_blocks: bytes
     running: _containers.RepeatedCompositeFieldContainer[RunningRequest]
     waiting: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, before_step: _Optional[int] = ..., free_blocks: _Optional[bytes] = ..., running: _Optional[_Iterable[_Union[RunningRequest, _Mapping]]] = ..., waiting: _Optional[_Iterable[int]] = ...) -> None: ...
+    prefix_hashes: _containers.RepeatedCompositeFieldContainer[PrefixHash]
+    def __init__(self, before_step: _Optional[int] = ..., free_blocks: _Optional[bytes] = ..., running: _Optional[_Iterable[_Union[RunningRequest, _Mapping]]] = ..., waiting: _Optional[_Iterable[int]] = ..., prefix_hashes: _Optional[_Iterable[_Union[PrefixHash, _Mapping]]] = ...) -> None: ...
 
 class RunningRequest(_message.Message):
     __slots__ = ("request", "num_computed_tokens", "num_output_tokens", "block_table")
@@ -357,7 +373,7 @@ class RunningRequest(_message.Message):
     def __init__(self, request: _Optional[int] = ..., num_computed_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., block_table: _Optional[bytes] = ...) -> None: ...
 
 class Step(_message.Message):
-    __slots__ = ("index", "start_ns", "scheduled", "exhausted", "admitted", "finished", "completed", "arrived", "aborted")
+    __slots__ = ("index", "start_ns", "scheduled", "exhausted", "admitted", "finished", "completed", "arrived", "aborted", "prefix_hits")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     START_NS_FIELD_NUMBER: _ClassVar[int]
     SCHEDULED_FIELD_NUMBER: _ClassVar[int]
@@ -367,6 +383,7 @@ class Step(_message.Message):
     COMPLETED_FIELD_NUMBER: _ClassVar[int]
     ARRIVED_FIELD_NUMBER: _ClassVar[int]
     ABORTED_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_HITS_FIELD_NUMBER: _ClassVar[int]
     index: int
     start_ns: int
     scheduled: _containers.RepeatedCompositeFieldContainer[Scheduled]
@@ -376,7 +393,20 @@ class Step(_message.Message):
     completed: bool
     arrived: _containers.RepeatedScalarFieldContainer[int]
     aborted: _containers.RepeatedCompositeFieldContainer[Finished]
-    def __init__(self, index: _Optional[int] = ..., start_ns: _Optional[int] = ..., scheduled: _Optional[_Iterable[_Union[Scheduled, _Mapping]]] = ..., exhausted: _Optional[_Iterable[_Union[Exhausted, _Mapping]]] = ..., admitted: _Optional[_Iterable[int]] = ..., finished: _Optional[_Iterable[_Union[Finished, _Mapping]]] = ..., completed: _Optional[bool] = ..., arrived: _Optional[_Iterable[int]] = ..., aborted: _Optional[_Iterable[_Union[Finished, _Mapping]]] = ...) -> None: ...
+    prefix_hits: _containers.RepeatedCompositeFieldContainer[PrefixHit]
+    def __init__(self, index: _Optional[int] = ..., start_ns: _Optional[int] = ..., scheduled: _Optional[_Iterable[_Union[Scheduled, _Mapping]]] = ..., exhausted: _Optional[_Iterable[_Union[Exhausted, _Mapping]]] = ..., admitted: _Optional[_Iterable[int]] = ..., finished: _Optional[_Iterable[_Union[Finished, _Mapping]]] = ..., completed: _Optional[bool] = ..., arrived: _Optional[_Iterable[int]] = ..., aborted: _Optional[_Iterable[_Union[Finished, _Mapping]]] = ..., prefix_hits: _Optional[_Iterable[_Union[PrefixHit, _Mapping]]] = ...) -> None: ...
+
+class PrefixHit(_message.Message):
+    __slots__ = ("request", "num_tokens", "blocks", "copied_from")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    COPIED_FROM_FIELD_NUMBER: _ClassVar[int]
+    request: int
+    num_tokens: int
+    blocks: bytes
+    copied_from: int
+    def __init__(self, request: _Optional[int] = ..., num_tokens: _Optional[int] = ..., blocks: _Optional[bytes] = ..., copied_from: _Optional[int] = ...) -> None: ...
 
 class Scheduled(_message.Message):
     __slots__ = ("request", "start", "num_tokens", "new_blocks", "sampled_token", "logits_digest", "sampled")
@@ -689,7 +719,7 @@ class MetricSample(_message.Message):
     def __init__(self, name: _Optional[str] = ..., time_ns: _Optional[int] = ..., value: _Optional[float] = ...) -> None: ...
 
 class TraceEvent(_message.Message):
-    __slots__ = ("name", "phase", "cuda_event_ts_ns", "task_enter_ts_us", "correlation_id", "duration_ns", "args")
+    __slots__ = ("name", "phase", "cuda_event_ts_ns", "task_enter_ts_us", "correlation_id", "duration_ns", "args", "step", "request")
     NAME_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     CUDA_EVENT_TS_NS_FIELD_NUMBER: _ClassVar[int]
@@ -697,6 +727,8 @@ class TraceEvent(_message.Message):
     CORRELATION_ID_FIELD_NUMBER: _ClassVar[int]
     DURATION_NS_FIELD_NUMBER: _ClassVar[int]
     ARGS_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
     name: str
     phase: str
     cuda_event_ts_ns: int
@@ -704,7 +736,9 @@ class TraceEvent(_message.Message):
     correlation_id: int
     duration_ns: int
     args: _containers.RepeatedCompositeFieldContainer[KeyValue]
-    def __init__(self, name: _Optional[str] = ..., phase: _Optional[str] = ..., cuda_event_ts_ns: _Optional[int] = ..., task_enter_ts_us: _Optional[int] = ..., correlation_id: _Optional[int] = ..., duration_ns: _Optional[int] = ..., args: _Optional[_Iterable[_Union[KeyValue, _Mapping]]] = ...) -> None: ...
+    step: int
+    request: int
+    def __init__(self, name: _Optional[str] = ..., phase: _Optional[str] = ..., cuda_event_ts_ns: _Optional[int] = ..., task_enter_ts_us: _Optional[int] = ..., correlation_id: _Optional[int] = ..., duration_ns: _Optional[int] = ..., args: _Optional[_Iterable[_Union[KeyValue, _Mapping]]] = ..., step: _Optional[int] = ..., request: _Optional[int] = ...) -> None: ...
 
 class LogRecord(_message.Message):
     __slots__ = ("time_ns", "level", "logger", "message")

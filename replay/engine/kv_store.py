@@ -51,6 +51,14 @@ class KVStore:
         self.owner: list[str | None] = [None] * self.num_slots
         self.just_written: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
 
+    def write(self, layer: int, slots: torch.Tensor, keys_values: torch.Tensor) -> None:
+        """Store one layer's new keys and values, [len(slots), 2, num_kv_heads, head_dim], at flat slots."""
+        self.data[layer].index_copy_(0, slots, keys_values)
+
+    def gather(self, layer: int, slots: torch.Tensor, out: torch.Tensor) -> None:
+        """Read one layer's keys and values at flat slots into `out`, [len(slots), 2, num_kv_heads, head_dim]."""
+        torch.index_select(self.data[layer], 0, slots, out=out)
+
     @property
     def bytes_per_block(self) -> int:
         """Bytes of one block over all layers, keys and values."""
@@ -95,6 +103,14 @@ class KVStore:
             )
         index = torch.as_tensor(list(blocks), dtype=torch.long, device=self.data.device)
         self._paged()[:, index] = tensor.to(self.data.device).permute(1, 0, 3, 2, 4, 5)
+
+    def copy_block(self, source: int, target: int) -> None:
+        """Copy a block's contents and stamps, so that a sharer can write without the others seeing it."""
+        old, new = (slice(block * self.block_size, (block + 1) * self.block_size) for block in (source, target))
+        self.data[:, new] = self.data[:, old]
+        self.written_step[new] = self.written_step[old]
+        self.position[new] = self.position[old]
+        self.owner[new] = self.owner[old]
 
     def fill_blocks(self, blocks: Sequence[int], value: float) -> None:
         """Set every element of the blocks, e.g. to NaN so that a read after free shows. Stamps are cleared."""

@@ -30,6 +30,7 @@ class FinishCause(StrEnum):
     EOS = "eos"
     STOP_TOKEN = "stop-token"
     STOP_STRING = "stop-string"
+    EARLY_EXIT = "early-exit"
     MAX_TOKENS = "max-tokens"
     KV_POOL_EXHAUSTED = "kv-pool-exhausted"
     MAX_MODEL_LEN = "max-model-len"
@@ -95,6 +96,18 @@ class SamplingParams:
         return None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InternalFlags:
+    """What the header X-PPLX-Internal-Flags asks for.
+
+    ``early_exit`` in (0, 1] ends an answer once the softmax confidence of a token reaches it; None is off.
+    ``fallback_trace`` records each decision to go on instead.
+    """
+
+    early_exit: float | None = None
+    fallback_trace: bool = False
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class Request:
     """One sequence being generated. The scheduler owns and mutates it; others read.
@@ -108,6 +121,7 @@ class Request:
     num_prompt: int
     sampling: SamplingParams = field(default_factory=SamplingParams)
     sample_index: int = 0
+    flags: InternalFlags = field(default_factory=InternalFlags)
     status: Status = Status.WAITING
     num_computed: int = 0
     blocks: list[int] = field(default_factory=list)

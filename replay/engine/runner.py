@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from replay.engine import sampler
-from replay.engine.attention import exact_context, stock_context
+from replay.engine.attention import Placed, exact_context, stock_context
 from replay.engine.kv_store import KVStore
 from replay.engine.request import Request
 from replay.engine.schedule import Chunk, Sample, StepPlan
@@ -33,6 +33,8 @@ class ModelRunner:
         """
         if not plan.chunks:
             return {}
+        for source, target in plan.copies:
+            self.kv.copy_block(source, target)
         hidden = self.compute(plan.chunks, step=plan.index)
         ends = np.cumsum([chunk.num_tokens for chunk in plan.chunks]) - 1
         sampling = [(int(end), chunk.request) for end, chunk in zip(ends, plan.chunks, strict=True) if chunk.samples]
@@ -47,44 +49,22 @@ class ModelRunner:
         }
 
     def compute(self, chunks: Sequence[Chunk], *, step: int) -> torch.Tensor:
-        """Final hidden states [rows, hidden_size] of the chunks' tokens in order; padding rows are cut off.
+        """Final hidden states [rows, hidden_size] of the chunks' tokens in order.
 
         Writes and stamps their slots. Every request must hold blocks for the tokens up to its chunk's end.
         """
-        model = self.model
-        if model.kernels == "exact" and torch.get_num_threads() != model.threads:
-            raise ReplayError(
-                f"the kernels were probed on {model.threads} threads and now run on {torch.get_num_threads()}",
-                remedy="Set the number of threads before the model is loaded.",
-            )
-        rows = sum(chunk.num_tokens for chunk in chunks)
-        padded = model.sizes.pad_rows(rows)
-        tokens = np.zeros(padded, dtype=np.int64)
-        positions = np.zeros(padded, dtype=np.int64)
-        row = 0
-        for chunk in chunks:
-            stop = chunk.start + chunk.num_tokens
-            tokens[row : row + chunk.num_tokens] = chunk.request.tokens[chunk.start : stop]
-            positions[row : row + chunk.num_tokens] = np.arange(chunk.start, stop)
-            row += chunk.num_tokens
-        with torch.inference_mode():
-            if model.kernels == "exact":
-                context = exact_context(chunks, self.kv, num_heads=model.num_heads, sizes=model.sizes)
-            else:
-                context = stock_context(chunks, self.kv)
-            hidden = model.model(
-                input_ids=torch.from_numpy(tokens)[None].to(model.device),
-                position_ids=torch.from_numpy(positions)[None].to(model.device),
-                use_cache=False,
-                pplx_step=context,
-            ).last_hidden_state[0, :rows]
+        hidden = forward(self.model, [Placed(chunk, self.kv) for chunk in chunks])
+        self.stamp(chunks, step=step)
+        return hidden
+
+    def stamp(self, chunks: Sequence[Chunk], *, step: int) -> None:
+        """Note who wrote the slots of chunks that were just computed."""
         written = []
         for chunk in chunks:
             slots = self.kv.slots_of(chunk.request.blocks, chunk.start, chunk.start + chunk.num_tokens)
             self.kv.stamp(slots, step=step, owner=chunk.request.id, first_position=chunk.start)
             written.append(slots)
         self.kv.just_written = np.concatenate(written)
-        return hidden
 
     def logits(self, hidden: torch.Tensor, rows: Sequence[int]) -> NDArray[np.float32]:
         """Logits [len(rows), vocab_size] of the chosen rows of `compute`'s result."""
@@ -118,3 +98,37 @@ class ModelRunner:
         )
         gap = float(row.max() - row[expected]) if expected is not None and 0 <= expected < row.size else None
         return Sample(token=token, digest=digest, margin=sampler.margin(row), gap=gap)
+
+
+def forward(model: LoadedModel, placed: Sequence[Placed]) -> torch.Tensor:
+    """Final hidden states [rows, hidden_size] of all chunks' tokens in order; padding rows are cut off.
+
+    Writes their keys and values. The chunks may belong to different caches: one step can serve several engines.
+    """
+    if model.kernels == "exact" and torch.get_num_threads() != model.threads:
+        raise ReplayError(
+            f"the kernels were probed on {model.threads} threads and now run on {torch.get_num_threads()}",
+            remedy="Set the number of threads before the model is loaded.",
+        )
+    rows = sum(one.chunk.num_tokens for one in placed)
+    padded = model.sizes.pad_rows(rows)
+    tokens = np.zeros(padded, dtype=np.int64)
+    positions = np.zeros(padded, dtype=np.int64)
+    row = 0
+    for chunk in (one.chunk for one in placed):
+        stop = chunk.start + chunk.num_tokens
+        tokens[row : row + chunk.num_tokens] = chunk.request.tokens[chunk.start : stop]
+        positions[row : row + chunk.num_tokens] = np.arange(chunk.start, stop)
+        row += chunk.num_tokens
+    with torch.inference_mode():
+        if model.kernels == "exact":
+            context = exact_context(placed, num_heads=model.num_heads, sizes=model.sizes)
+        else:
+            context = stock_context(placed)
+        hidden: torch.Tensor = model.model(
+            input_ids=torch.from_numpy(tokens)[None].to(model.device),
+            position_ids=torch.from_numpy(positions)[None].to(model.device),
+            use_cache=False,
+            pplx_step=context,
+        ).last_hidden_state[0, :rows]
+    return hidden

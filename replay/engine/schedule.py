@@ -33,7 +33,8 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """Sizes and policies. ``max_model_len`` counts prompt and output tokens of one request."""
+    """Sizes and policies. ``max_model_len`` counts prompt and output tokens of one request. ``kv_quant_bits`` is 8, or
+    0 for a cache in the dtype of the computation."""
 
     num_blocks: int
     max_model_len: int
@@ -41,6 +42,8 @@ class EngineConfig:
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 256
     on_kv_exhausted: OnExhausted = OnExhausted.PREEMPT
+    prefix_cache: bool = False
+    kv_quant_bits: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +80,18 @@ class Finish:
     cause: FinishCause
 
 
+@dataclass(frozen=True, slots=True)
+class PrefixHit:
+    """A request that was admitted took ``blocks``, the first of its table, from the prefix cache: ``num_tokens`` of its
+    tokens count as computed. ``copied_from`` is set when the last of them is a private copy, since it will be
+    written."""
+
+    request: Request
+    num_tokens: int
+    blocks: tuple[int, ...]
+    copied_from: int | None = None
+
+
 @dataclass(slots=True)
 class StepPlan:
     """One step's decisions, in the order in which they were taken.
@@ -91,6 +106,12 @@ class StepPlan:
     admitted: list[Request] = field(default_factory=list)
     exhausted: list[Exhausted] = field(default_factory=list)
     finished: list[Finish] = field(default_factory=list)
+    prefix_hits: list[PrefixHit] = field(default_factory=list)
+
+    @property
+    def copies(self) -> list[tuple[int, int]]:
+        """(source, target) blocks that an executor copies before it computes anything of this step."""
+        return [(hit.copied_from, hit.blocks[-1]) for hit in self.prefix_hits if hit.copied_from is not None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,6 @@ from dumps.schema.reader import Dump
 from replay.engine.checks import first_non_finite
 from replay.engine.detokenize import Vocabulary, load_tokenizer
 from replay.engine.failure import Failure
-from replay.engine.fast_forward import fast_forward
 from replay.engine.kv_store import KVStore
 from replay.engine.request import FinishCause, Request
 from replay.engine.runner import ModelRunner
@@ -34,9 +33,10 @@ from replay.engine.stop_strings import StopStrings
 from replay.engine.weights import LoadedModel, load_model
 from replay.report import finding
 from replay.signature import Signature
-from replay.targets import kv_restore
+from replay.targets import answers, kv_restore
 from replay.targets.compare import ComparedRunner, Comparison, tolerance
 from replay.targets.drive import Deadline, Drive, Emit, RecordedTokens, recorded_stops, shown_without_a_model
+from replay.targets.forward import Forward, written_by
 from replay.targets.rebuild import Rebuilt
 from replay.targets.result import Run
 from replay.targets.schedule import failing_request, last_step
@@ -156,7 +156,8 @@ class InferenceReplay:
         self._comparison = Comparison(outputs, strict=loaded.strict, dtype=model.dtype)
         self._findings = list(loaded.findings)
         self._timings: dict[str, float] = {"load_s": loaded.load_s}
-        self._fast_forwarded = self._total = 0
+        check = options.compare
+        self._forward = Forward(self._comparison, deadline=deadline, emit=emit, check=check)
         self._drive = Drive(
             rebuilt,
             executor=RecordedTokens(rebuilt.outputs),
@@ -196,12 +197,7 @@ class InferenceReplay:
             return self._cannot_compute(unknown)
         reached = self._drive.scheduler.next_step
         with self._timed("fast_forward_s"):
-            copies = self._answers_outside(window, last)
-            running = [r for r in self._drive.scheduler.running if r.num_computed]
-            self._total = sum(c.num_tokens - 1 for c in copies) + sum(r.num_computed for r in running)
-            self._verify(copies)
-            for request in running:  # at its recorded blocks
-                self._fast_forward(self._runner, request, request.num_computed, self._written_by(request))
+            self._fast_forward(window, last)
         with self._timed("step_s"):
             self._step_to_the_end(last)
         return self._result(window=max(0, self._drive.scheduler.next_step - reached))
@@ -237,63 +233,20 @@ class InferenceReplay:
         run.missing = Reason.TOKENS_ABSENT
         return run
 
-    def _answers_outside(self, window: int, last: int) -> list[Request]:
-        """Copies, with their whole answers, of those requests whose tokens the window will not all draw."""
-        copies = []
-        for request in self._rebuilt.requests:
-            drawn = not self._options.compare or self._options.alone  # the one request is drawn from its start
-            if not drawn and self._outside(request, window, last):
-                output = self._rebuilt.outputs[request.id]
-                tokens = request.tokens[: request.num_prompt] + list(output.tokens or ())
-                copies.append(replace(request, tokens=tokens, num_computed=0, blocks=[]))
-        return copies
+    def _fast_forward(self, window: int, last: int) -> None:
+        """Draw again the answers that the window will not, and compute the KV of what runs."""
+        scheduler, forward = self._drive.scheduler, self._forward
+        copies = answers.outside(self._rebuilt, scheduler.running, window, last) if self._draws_answers else []
+        running = [request for request in scheduler.running if request.num_computed]
+        forward.total = sum(c.num_tokens - 1 for c in copies) + sum(r.num_computed for r in running)
+        answers.verify(copies, self._loaded.model, forward, block_size=self._rebuilt.config.block_size)
+        for request in running:  # at its recorded blocks
+            writers = written_by(self._rebuilt.steps, request, before=scheduler.next_step)
+            forward.run(self._runner, request, request.num_computed, writers)
 
-    def _verify(self, copies: list[Request]) -> None:
-        """Draw whole answers again, in a cache of their own."""
-        if not copies:
-            return
-        size = self._rebuilt.config.block_size
-        most = max(-(-copy.num_tokens // size) for copy in copies)
-        kv = self._loaded.model.kv_store(num_blocks=most, block_size=size)
-        runner = ModelRunner(self._loaded.model, kv, digests=True)
-        for copy in copies:
-            copy.blocks = list(range(-(-copy.num_tokens // size)))
-            self._fast_forward(runner, copy, copy.num_tokens - 1)
-
-    def _outside(self, request: Request, window: int, last: int) -> bool:
-        output = self._rebuilt.outputs[request.id]
-        if not output.tokens:
-            return False
-        running = request in self._drive.scheduler.running
-        begun_in_window = not output.drawn_before and bool(output.steps) and output.steps[0] >= window
-        ends_in_window = bool(output.steps) and window <= output.steps[-1] <= last
-        return not ((running or begun_in_window) and ends_in_window)
-
-    def _fast_forward(
-        self, runner: ModelRunner, request: Request, upto: int, written_by: list[int] | None = None
-    ) -> None:
-        def progress(done: int, _: int) -> None:
-            self._deadline.check(f"token {done} of request {request.id} in the fast-forward")
-            done += self._fast_forwarded
-            self._emit({"event": "progress", "stage": "fast-forward", "done": done, "total": self._total})
-
-        check_from = request.num_prompt if self._options.compare else None
-        checks = fast_forward(runner, request, upto, check_from=check_from, on_progress=progress, written_by=written_by)
-        self._fast_forwarded += upto
-        self._comparison.checks(request, checks)
-
-    def _written_by(self, request: Request) -> list[int]:
-        """For each position the recorded step that wrote it last, so that a later finding can name it; -1 if
-        unknown."""
-        writers = [-1] * request.num_tokens
-        for step in self._rebuilt.steps:
-            if step.index >= self._drive.scheduler.next_step:
-                break
-            for chunk in step.chunks:
-                if chunk.request is request:
-                    stop = min(chunk.start + chunk.num_tokens, len(writers))
-                    writers[chunk.start : stop] = [step.index] * (stop - chunk.start)
-        return writers
+    @property
+    def _draws_answers(self) -> bool:
+        return self._options.compare and not self._options.alone  # the one request is drawn from its start
 
     def _step_to_the_end(self, last: int) -> None:
         drive = self._drive
@@ -333,7 +286,7 @@ class InferenceReplay:
             counts=self._comparison.counts,
             steps=drive.trail.steps,
             window=window,
-            fast_forwarded=self._fast_forwarded,
+            fast_forwarded=self._forward.done,
             used_blocks=drive.trail.peak_used_blocks,
             num_blocks=self._rebuilt.config.num_blocks,
             bytes_per_block=self._kv.bytes_per_block,

@@ -107,14 +107,15 @@ def exact_attention(
     **unused: Any,
 ) -> tuple[torch.Tensor, None]:
     """transformers' attention interface over `StepContext` tiles. Returns [1, padded rows, heads, head_dim]."""
-    cache = pplx_step.write(module.layer_idx, key, value)
+    layer = module.layer_idx
+    pplx_step.write(layer, key, value)
     heads, dim = query.shape[1], query.shape[3]
     kv_heads = key.shape[1]
     repeat = heads // kv_heads
     results = []
     for group in pplx_step.groups:
-        for source, target in zip(group.sources, group.targets, strict=True):
-            torch.index_select(cache, 0, source, out=target)
+        for kv, source, target in zip(group.stores, group.sources, group.targets, strict=True):
+            kv.gather(layer, source, target)
         tiles, _, packed, keys = group.mask.shape
         tile = query[0].index_select(1, group.query_rows).view(kv_heads, repeat, tiles, group.queries, dim)
         tile = tile.permute(2, 0, 1, 3, 4).reshape(tiles, kv_heads, packed, dim)

@@ -22,10 +22,13 @@ def stock_attention(
     **unused: Any,
 ) -> tuple[torch.Tensor, None]:
     """transformers' attention interface, one call per request over its true length. Returns [1, rows, heads, dim]."""
-    cache = pplx_step.write(module.layer_idx, key, value)
+    layer = module.layer_idx
+    pplx_step.write(layer, key, value)
     results = []
     for span in pplx_step.spans:
-        keys, values = cache.index_select(0, span.slots).permute(1, 2, 0, 3)
+        both = query.new_empty((span.slots.numel(), 2, span.kv.num_kv_heads, span.kv.head_dim))
+        span.kv.gather(layer, span.slots, both)
+        keys, values = both.permute(1, 2, 0, 3)
         result = functional.scaled_dot_product_attention(
             query[:, :, span.first_row : span.first_row + span.num_rows],
             keys[None],

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replay.engine.attention import TileSizes, exact_context, stock_context
+from replay.engine.attention import Placed, TileSizes, exact_context, stock_context
 from replay.engine.kernels.exact import exact_attention
 from replay.engine.kernels.stock import stock_attention
 from replay.engine.kv_store import KVStore
@@ -27,10 +27,10 @@ def make_store() -> KVStore:
 
 def attend(kernel, chunks, store, sizes, query, key, value):
     if kernel == "exact":
-        context = exact_context(chunks, store, num_heads=HEADS, sizes=sizes)
+        context = exact_context([Placed(chunk, store) for chunk in chunks], num_heads=HEADS, sizes=sizes)
         function = exact_attention
     else:
-        context, function = stock_context(chunks, store), stock_attention
+        context, function = stock_context([Placed(chunk, store) for chunk in chunks]), stock_attention
     layer = SimpleNamespace(layer_idx=0)
     result, _ = function(layer, query, key, value, None, DIM**-0.5, pplx_step=context)
     assert result.shape == (1, query.shape[2], HEADS, DIM)

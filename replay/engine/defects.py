@@ -1,0 +1,21 @@
+"""Switches for defects that real engines had, read by the code that would have them. Off unless a quirk is named."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Defects:
+    """``register_early``: the prefix cache knows a block from its allocation on, before anything was written to it.
+
+    ``abort_twice``: an abort that comes after its request has finished raises instead of doing nothing.
+    ``multinomial``: tokens are drawn by `torch.multinomial` from float16 probabilities, which may not be finite.
+    """
+
+    register_early: bool = False
+    abort_twice: bool = False
+    multinomial: bool = False
+
+
+NO_DEFECTS = Defects()

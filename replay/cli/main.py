@@ -164,4 +164,6 @@ pplx.add_command(state)
 
 def server() -> None:
     """Entry point of ``pplx-server``."""
-    SERVER.load()(prog_name="pplx-server")
+    command = SERVER.load()
+    command.params.append(version_option())
+    command(prog_name="pplx-server")

@@ -25,8 +25,14 @@ class Progress(Protocol):
     """Called as often as the work likes."""
 
     def __call__(self, stage: str, done: int = 0, total: int | None = None) -> None:
-        """``stage`` is a few words; a new stage ends the one before. ``total`` None: its length is not known."""
+        """``stage`` is a few words; a new stage ends the one before. ``total`` None: its length is not known.
+
+        The stage `STOPPED` ends it without a word of success.
+        """
         ...
+
+
+STOPPED = ""
 
 
 @contextmanager
@@ -45,6 +51,9 @@ def _bars(*, in_bytes: bool) -> Iterator[Progress]:
 
         def update(stage: str, done: int = 0, total: int | None = None) -> None:
             nonlocal current
+            if stage == STOPPED:
+                current = None
+                return
             if current is None or current[0] != stage:
                 _complete(bars, current)
                 current = stage, bars.add_task(stage, total=total)
@@ -67,6 +76,9 @@ def _lines() -> Iterator[Progress]:
 
     def update(stage: str, done: int = 0, total: int | None = None) -> None:
         nonlocal current
+        if stage == STOPPED:
+            current = None
+            return
         if current is None or current[0] != stage:
             end()
             note(f"{stage} ...")

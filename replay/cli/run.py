@@ -10,7 +10,7 @@ import click
 
 from replay.cli.console import EXIT_BISECT_SKIP, command, json_option, print_json, stderr, stdout
 from replay.cli.params import as_seconds
-from replay.cli.progress import progress
+from replay.cli.progress import STOPPED, progress
 from replay.cli.report_view import show
 from replay.isolate.result import Result
 from replay.isolate.supervisor import run as run_isolated
@@ -124,12 +124,15 @@ def _supervise(job: dict[str, Any], load_timeout: float, timeout: float | None) 
                 stage = STAGES.get(event["stage"], event["stage"])
                 update(stage, event["done"], event["total"])
 
-        return run_isolated(
+        result = run_isolated(
             job,
             on_event=on_event,
             load_timeout_s=load_timeout,
             timeout_s=None if timeout is None else timeout + GRACE_S,
         )
+        if result.report is None:
+            update(STOPPED)
+        return result
 
 
 def _failed(result: Result, *, as_json: bool, bisect: bool) -> int:

@@ -73,6 +73,7 @@ def _origin(dump: Dump) -> RenderableType | None:
     manifest = dump.state.manifest
     pairs = [
         ("reason", manifest.reason),
+        ("failed", _failed_at(dump)),
         ("written", _wall_time(manifest.created_ns)),
         ("by", f"pplx-replay {manifest.tool_version or '?'}, pid {manifest.pid}"),
         ("record level", manifest.record_level),
@@ -83,6 +84,13 @@ def _origin(dump: Dump) -> RenderableType | None:
         ("launched with", " ".join(manifest.launch_arguments)),
     ]
     return _pairs(pairs)
+
+
+def _failed_at(dump: Dump) -> str:
+    """When the last failure was, on the wall clock: a dump may be recovered hours later. Empty if that is not known."""
+    manifest, failures = dump.state.manifest, dump.state.failures
+    known = bool(failures) and failures[-1].time_ns and manifest.wall_minus_monotonic_ns
+    return _wall_time(failures[-1].time_ns + manifest.wall_minus_monotonic_ns) if known else ""
 
 
 def _wall_time(ns: int) -> str:

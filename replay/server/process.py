@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from collections.abc import Callable
 
@@ -42,7 +43,10 @@ async def serve(
         try:
             await site.start()
         except OSError as error:
-            raise UsageError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+            raise UsageError(
+                f"cannot listen on {host}:{port}: {os.strerror(error.errno) if error.errno else error}",
+                remedy="choose another with --port, where 0 takes a free one, or another --host",
+            ) from error
         on_ready(_url(runner.addresses[0]))
         await stop.wait()
     finally:

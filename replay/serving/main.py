@@ -102,7 +102,7 @@ class Server:
             await web.TCPSite(runner, host, port).start()
         except OSError as error:  # the port is taken or not ours to take, the name is unknown, the address elsewhere
             raise UsageError(
-                f"cannot listen on {host} port {port}: {error.strerror or error}",
+                f"cannot listen on {host} port {port}: {os.strerror(error.errno) if error.errno else error}",
                 remedy="Choose another with --port, where 0 takes a free one, or another --host.",
             ) from error
 

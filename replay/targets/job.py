@@ -102,6 +102,12 @@ def options_of(job: Mapping[str, Any]) -> Options:
             f"--set {idle[0]} changes nothing in --target schedule, which has no model",
             remedy="use --target inference",
         )
+    idle = [name for name in ("kernels", "kv", "device", "model") if values[name] != CHOICES.get(name, (None,))[0]]
+    if values["target"] == "schedule" and idle:
+        raise UsageError(
+            f"--{idle[0]} changes nothing in --target schedule, which has no model",
+            remedy=f"leave it out, or use --target inference; given: {', '.join(idle)}",
+        )
     return Options(**values, repeat=repeat, window=window, timeout_s=timeout, overrides=overrides)
 
 

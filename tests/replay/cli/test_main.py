@@ -156,3 +156,10 @@ def test_lazy_and_plain_commands_live_side_by_side() -> None:
     assert group.list_commands(context) == ["plain", "models"]
     assert group.get_command(context, "models") is not None
     assert group.get_command(context, "absent") is None
+
+
+def test_the_server_tells_its_version():
+    code = "from replay.cli.main import server\nimport sys\nsys.argv = ['pplx-server', '--version']\nserver()"
+    done = pplx(code=code)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("pplx-replay ")

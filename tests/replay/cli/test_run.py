@@ -118,3 +118,18 @@ def test_changed_settings_say_what_became_of_the_failing_request():
     done = run(OVERFLOW, "--target", "schedule", "--set", "kv.num_blocks=160")
     line = next(line for line in done.stdout.splitlines() if line.startswith("failing request"))
     assert "max-tokens after 120 answer tokens" in line
+
+
+def test_schedule_refuses_options_that_only_a_model_heeds():
+    done = run(OVERFLOW, "--target", "schedule", "--kernels", "stock", "--kv", "recompute")
+    assert done.returncode == 2
+    assert "--kernels changes nothing" in done.stderr
+    assert "kernels, kv" in done.stderr
+
+
+def test_a_stage_that_failed_is_not_called_done(tmp_path):
+    (tmp_path / "bad.pplx").write_bytes(b"no dump")
+    done = run(str(tmp_path / "bad.pplx"))
+    assert done.returncode == 4
+    assert "opening the dump ..." in done.stderr
+    assert "done" not in done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 
 import pytest
 from click.testing import CliRunner
@@ -11,6 +12,7 @@ from dumps.schema.reader import open_dump
 from dumps.schema.writer import write_dump
 from replay.cli import state_dump
 from replay.cli.main import state as state_group
+from tests.fixture_folders import FIXTURES
 from tests.handmade import field, manifest_field, seal_up
 from tests.small_dump import small_state, write_small
 
@@ -195,3 +197,12 @@ def test_raw_ends_where_nobody_reads_on(tmp_path, monkeypatch):
 
 def test_an_empty_path_is_not_the_whole_dump(small):
     assert call("dump", small, "--field", "", "--json").exit_code == 2
+
+
+def test_the_time_of_the_failure_is_told_beside_that_of_the_writing():
+    path = FIXTURES / "kv-overflow" / "dump.pplx"
+    with open_dump(path) as dump:
+        manifest, failure = dump.state.manifest, dump.state.failures[-1]
+        at = datetime.fromtimestamp((failure.time_ns + manifest.wall_minus_monotonic_ns) / 1e9, UTC)
+    lines = call("dump", path).stdout.splitlines()
+    assert f"failed {at:%Y-%m-%d %H:%M:%S} UTC" in [" ".join(line.split()) for line in lines]

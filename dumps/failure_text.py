@@ -40,10 +40,26 @@ def _non_finite(state: pb.RuntimeState, failure: pb.Failure) -> str:
     return text + (f", last written by step {place.written_by_step}." if place.HasField("written_by_step") else ".")
 
 
+def _contamination(state: pb.RuntimeState, failure: pb.Failure) -> str:
+    what = _MISREAD.get(failure.invariant, f"a KV slot that is not its own{_invariant(failure)}")
+    text = f"{_request(state, failure)} met {what}{_step(failure)}"
+    if failure.HasField("position"):
+        text += f", for token position {failure.position}"
+    if not failure.HasField("read"):
+        return f"{text}."
+    read = failure.read
+    text += f": block {read.block}, slot {read.slot}, last written by "
+    writer = f"request {printable(read.writer, 60)}" if read.writer else "nobody that is known"
+    at = f" for its position {read.writer_position}" if read.HasField("writer_position") else ""
+    return f"{text}{writer}{at}{f' in step {read.written_by_step}' if read.HasField('written_by_step') else ''}."
+
+
 def _exception(state: pb.RuntimeState, failure: pb.Failure) -> str:
     what = printable(failure.exception_type, 100) or "An exception"
     whose = f" while {_request(state, failure, capital=False)} was served" if failure.HasField("request") else ""
-    return f"{what} was raised{whose}{_step(failure)}{_bytes(failure)}{_invariant(failure)}."
+    stage = failure.non_finite.where if failure.HasField("non_finite") else ""
+    first = f"; the sampler's stage {printable(stage, 20)} was the first that was not finite" if stage else ""
+    return f"{what} was raised{whose}{_step(failure)}{_bytes(failure)}{_invariant(failure)}{first}."
 
 
 def _timeout(state: pb.RuntimeState, failure: pb.Failure) -> str:
@@ -63,9 +79,19 @@ def _other(state: pb.RuntimeState, failure: pb.Failure) -> str:
     return f"A failure {kind!r} was recorded{_step(failure)}{_invariant(failure)}."
 
 
+# By the invariants of replay.engine.block_checks.
+_MISREAD = {
+    "slot-foreign": "another request's token in a KV slot",
+    "slot-unwritten": "a KV slot that nobody had written since its block was handed out",
+    "slot-freed": "a KV slot of a block that had been given back",
+    "block-freed": "a KV block of its own that had been given back, and wrote it",
+    "block-shared": "a KV block that others held too, and wrote it",
+}
+
 _BY_KIND = {
     "silent-truncation": _truncation,
     "non-finite": _non_finite,
+    "contamination": _contamination,
     "exception": _exception,
     "timeout": _timeout,
     "stall": _stall,

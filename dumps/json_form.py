@@ -18,6 +18,7 @@ LE32_FIELDS = frozenset(
         "Keyframe.free_blocks",
         "RunningRequest.block_table",
         "Scheduled.new_blocks",
+        "PrefixHit.blocks",
         "KvCache.free_blocks",
         "KvCache.ref_counts",
         "KvCache.contents_blocks",

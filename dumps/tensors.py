@@ -59,7 +59,7 @@ def tensor_bytes(dtype: str, shape: Sequence[int]) -> int:
     return math.prod(int(n) for n in shape) * NUMPY_DTYPES[dtype].itemsize
 
 
-def as_tensor(data: bytes, dtype: str, shape: Sequence[int]) -> npt.NDArray[np.generic]:
+def as_tensor(data: bytes | memoryview, dtype: str, shape: Sequence[int]) -> npt.NDArray[np.generic]:
     """View ``data`` as a read-only array of ``shape``. bfloat16 comes as uint16, bool and float8 as uint8.
 
     Raises `CorruptDump` when bytes, dtype and shape do not agree.

@@ -39,6 +39,14 @@ class UnsupportedModel(ReplayError):
     exit_code = 20
 
 
+class DeviceUnavailable(ReplayError):
+    """The wanted device cannot be used. Usually a machine without a GPU, a driver that does not start in this process,
+    or a torch that was built for the CPU alone."""
+
+    exit_code = 20
+    remedy = "Use --device cpu."
+
+
 class EngineNotInstalled(ReplayError):
     """Torch or what comes with it is missing. The base install leaves it out on purpose."""
 
@@ -49,6 +57,11 @@ class EngineNotInstalled(ReplayError):
 class KVCacheExhausted(ReplayError):
     """A running request needed a block, the pool had none, and the policy is to raise. Often a pool sized for the
     average request rather than for the sum of the longest ones."""
+
+
+class PositionOverflow(ReplayError):
+    """A token stands beyond the model's table of learned positions. Usually a server's ``max_model_len`` that is larger
+    than the model's; on a GPU the same read is an assertion on the device, or a neighbour's memory."""
 
 
 class NonFiniteLogits(ReplayError):

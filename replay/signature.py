@@ -48,7 +48,8 @@ class Identity:
 class Location:
     """Where the failure showed.
 
-    The places of a non-finite value are its evidence, but on the same dump they must agree.
+    The places of a non-finite value, or of a slot that was not its reader's, are evidence, but on the same dump they
+    must agree.
     """
 
     request_id: str | None = None
@@ -82,7 +83,7 @@ class Signature:
 
     @classmethod
     def of(cls, failure: Failure) -> Signature:
-        place = failure.non_finite
+        place, read = failure.non_finite, failure.read
         return cls(
             Identity(
                 kind=failure.kind.value,
@@ -96,8 +97,8 @@ class Signature:
                 position=failure.position,
                 layer=place.layer if place else None,
                 tensor=place.tensor if place else None,
-                block=place.block if place else None,
-                slot=place.slot if place else None,
+                block=read.block if read else place.block if place else None,
+                slot=read.slot if read else place.slot if place else None,
             ),
         )
 
@@ -109,6 +110,7 @@ class Signature:
             return getattr(message, field) if message.HasField(field) else None
 
         place = failure.non_finite if failure.HasField("non_finite") else None
+        read = failure.read if failure.HasField("read") else None
         request = known(failure, "request")
         if request is not None and request >= len(state.requests):
             raise InvalidState(
@@ -128,8 +130,8 @@ class Signature:
                 position=known(failure, "position"),
                 layer=known(place, "layer") if place else None,
                 tensor=(place.tensor or None) if place else None,
-                block=known(place, "block") if place else None,
-                slot=known(place, "slot") if place else None,
+                block=read.block if read else known(place, "block") if place else None,
+                slot=read.slot if read else known(place, "slot") if place else None,
             ),
         )
 

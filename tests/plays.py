@@ -38,7 +38,7 @@ class Play:
 
 def play(model: Path, folder: Path, visits: Sequence[Visit], *, steps: int = 120, **options: Any) -> Play:
     """Serve ``visits`` for up to ``steps`` rounds and until all have ended, then dump on demand."""
-    settings = {"record": "tokens", "threads": 1, "dumps_per_minute": 10_000, **options}
+    settings = {"record": "tokens", "threads": 1, "device": "cpu", "dumps_per_minute": 10_000, **options}
     server = Server(ServerOptions(model=str(model), dump_dir=folder, **settings))
     loop = asyncio.new_event_loop()
     engine = EngineThread(open_session=server.sessions().open, metrics=server.metrics, loop=loop)

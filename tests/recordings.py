@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from replay.engine.request import Request, SamplingParams
+from replay.engine.request import NO_FLAGS, InternalFlags, Request, SamplingParams
 from replay.serving.jobs import Job
 from replay.serving.main import Server
 from replay.serving.options import ServerOptions
@@ -36,21 +36,22 @@ def record(
     arrivals: Sequence[int] = (),
     limits: Sequence[int] = (),
     sampling: SamplingParams = SamplingParams(temperature=0.0),  # noqa: B008 - frozen
+    flags: InternalFlags = NO_FLAGS,
     steps: int = 400,
     stop_at_failure: bool = True,
+    server: Server | None = None,
     **options: Any,
 ) -> Recording:
     """Run ``prompts`` until the first failure, or to their end. ``arrivals`` holds the step before which each comes.
 
-    ``limits`` replaces ``max_tokens`` for each.
+    ``limits`` replaces ``max_tokens`` for each. A ``server`` serves one more session, with its own ``options``.
     """
-    settings = {"record": "tokens", "threads": 1, "max_num_batched_tokens": 32, **options}
-    server = Server(ServerOptions(model=str(model), dump_dir=folder, **settings))
+    server = server or make_server(model, folder, **options)
     session = server.sessions().open()
     recording = Recording(session, folder)
     for index, prompt in enumerate(prompts):
         own = replace(sampling, max_tokens=limits[index]) if limits else sampling
-        request = Request(id=f"r{index}", tokens=list(prompt), num_prompt=len(prompt), sampling=own)
+        request = Request(id=f"r{index}", tokens=list(prompt), num_prompt=len(prompt), sampling=own, flags=flags)
         recording.requests.append(request)
     for step in range(steps):
         for index, request in enumerate(recording.requests):
@@ -70,6 +71,11 @@ def record(
         if outcome is None and step > max(arrivals, default=0):
             break
     return recording
+
+
+def make_server(model: Path, folder: Path, **options: Any) -> Server:
+    settings = {"record": "tokens", "threads": 1, "device": "cpu", "max_num_batched_tokens": 32, **options}
+    return Server(ServerOptions(model=str(model), dump_dir=folder, **settings))
 
 
 def dump_now(recording: Recording) -> Path:

@@ -47,7 +47,8 @@ class ServerProcess:
 @contextmanager
 def running_server(model: Path, dump_dir: Path, *options: str, debug: int = 0) -> Iterator[ServerProcess]:
     """Start ``pplx-server`` on a free port, wait until it is ready, and kill it in the end whatever happened."""
-    arguments = ["--model", str(model), "--port", "0", "--dump-dir", str(dump_dir), "--threads", "1", *options]
+    arguments = ["--model", str(model), "--port", "0", "--dump-dir", str(dump_dir)]
+    arguments += ["--threads", "1", "--device", "cpu", *options]
     environment = os.environ | {
         "OMP_NUM_THREADS": "1",
         "OMP_WAIT_POLICY": "passive",

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from dumps.prefix_hash import CachedBlock
 from dumps.record import ring
 from dumps.record.image import RingImage
+from dumps.record.prefixes import HitRecord
 from dumps.record.records import DecodedEnd, Ended, KeyframeRecord, StepStart, decode_begin, decode_end, decode_json
 from dumps.record.ring import Record
 
 PREEMPTED = ("preempt-self", "preempt-other")
+SPOILT = "non-finite"  # the end after which the prefix cache does not hand on a request's blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +105,8 @@ class SchedulerState:
 
     It decides nothing. The order of the free list is that of the engine's pool: blocks are taken from the front and
     come back to the end, the last of a table first. ``consistent`` turns False when a step does what this state does
-    not allow.
+    not allow. A block is free when its last reference goes: with a prefix cache tables share blocks. ``cached`` is what
+    that cache knows, in order of registration.
 
     ``free`` and ``waiting`` are ordered sets: a hostile ring takes blocks and requests from anywhere in them, a hundred
     thousand times.
@@ -115,9 +119,15 @@ class SchedulerState:
         self.preempted: set[int] = set()
         self.ended: dict[int, tuple[int, str, str]] = {}  # serial: step, reason, cause
         self.arrivals: dict[int, int] = {}
+        self.cached = OrderedDict[int, CachedBlock]()
+        for entry in () if start is None else start.cached:
+            self.cached[entry.block] = entry
         self.consistent = True
+        self._references: dict[int, int] = {}
         for serial, num_computed, _, blocks in () if start is None else start.running:
             self.running[serial] = RequestState(num_computed, list(blocks))
+            for block in blocks:
+                self._references[block] = self._references.get(block, 0) + 1
 
     def apply(self, step: HistoryStep) -> None:
         """Move on by one step; a step that never ended has taken its blocks and computed nothing."""
@@ -132,11 +142,15 @@ class SchedulerState:
                 if serial in self.running:
                     self.running[serial].num_computed = start + count
             self._end(step.end.finished, begin.index)
+            for entry in step.end.cached:
+                self.cached[entry.block] = entry
+                self.cached.move_to_end(entry.block)
 
     def _plan(self, begin: StepStart) -> None:
         """Chunks and exhaustion interleaved as they were: a block that one gave up, the next may have taken."""
         finished = {entry[0]: entry for entry in begin.finished}
         admitted = set(begin.admitted)
+        hits = {hit.serial: hit for hit in begin.hits}
         blocks: dict[int, list[int]] = {}
         for row, block in begin.new_blocks:
             blocks.setdefault(row, []).append(block)
@@ -145,7 +159,7 @@ class SchedulerState:
             while attempts and attempts[0].before_chunk <= row:
                 attempt = attempts.popleft()
                 if attempt.serial in admitted:
-                    self._admit(attempt.serial)
+                    self._admit(attempt.serial, hits)
                 if attempt.outcome in PREEMPTED:
                     self._preempt(attempt.serial if attempt.victim is None else attempt.victim)
                 elif attempt.serial in finished:
@@ -153,19 +167,30 @@ class SchedulerState:
             if row < len(begin.serials):
                 serial = begin.serials[row]
                 if serial in admitted:
-                    self._admit(serial)
+                    self._admit(serial, hits)
                 if row in blocks:
                     self._take(serial, blocks[row])
                 elif serial not in self.running:
                     self.consistent = False
         for serial in begin.admitted:
-            self._admit(serial)
+            self._admit(serial, hits)
         self._end(finished.values(), begin.index)
 
-    def _admit(self, serial: int) -> None:
-        if serial in self.waiting:
-            del self.waiting[serial]
-            self.running[serial] = RequestState()
+    def _admit(self, serial: int, hits: Mapping[int, HitRecord]) -> None:
+        if serial not in self.waiting:
+            return
+        del self.waiting[serial]
+        state = self.running[serial] = RequestState()
+        if (hit := hits.get(serial)) is not None:
+            state.num_computed = hit.num_tokens
+            shared = hit.blocks if hit.copied_from is None else hit.blocks[:-1]
+            for block in shared:
+                if block not in self.free and not self._references.get(block):
+                    self.consistent = False
+                self.free.pop(block, None)
+                self._references[block] = self._references.get(block, 0) + 1
+            state.blocks.extend(shared)
+            self._take(serial, list(hit.blocks[len(shared) :]))
 
     def _take(self, serial: int, blocks: list[int]) -> None:
         state = self.running.get(serial)
@@ -176,6 +201,8 @@ class SchedulerState:
             if next(iter(self.free), None) != block:
                 self.consistent = False
             self.free.pop(block, None)
+            self.cached.pop(block, None)
+            self._references[block] = self._references.get(block, 0) + 1
         state.blocks.extend(blocks)
 
     def _preempt(self, serial: int) -> None:
@@ -193,6 +220,9 @@ class SchedulerState:
             self.ended[serial] = (step, reason, cause)
             state = self.running.pop(serial, None)
             if state is not None:
+                if cause == SPOILT:
+                    for block in state.blocks:
+                        self.cached.pop(block, None)
                 self._free(state.blocks)
             else:
                 self.waiting.pop(serial, None)
@@ -201,4 +231,7 @@ class SchedulerState:
         for block in reversed(blocks):
             if block in self.free:
                 self.consistent = False
-            self.free[block] = None
+            left = self._references.get(block, 1) - 1
+            self._references[block] = max(left, 0)
+            if left <= 0:
+                self.free[block] = None

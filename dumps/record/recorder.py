@@ -18,6 +18,8 @@ from enum import StrEnum
 from typing import Any
 
 from dumps.record import ring
+from dumps.record.fallbacks import FallbackRecord, fitted
+from dumps.record.prefixes import BYTES_PER_BLOCK, HitRecord, disguised
 from dumps.record.process import WriterProcess
 from dumps.record.records import (
     ExhaustedRecord,
@@ -35,7 +37,9 @@ from dumps.record.slab import Slab
 
 __all__ = [
     "ExhaustedRecord",
+    "FallbackRecord",
     "FlightRecorder",
+    "HitRecord",
     "KeyframeRecord",
     "RecordLevel",
     "RunningRecord",
@@ -96,6 +100,7 @@ class FlightRecorder:
                 num_blocks=int(engine.get("num_blocks", 0)) or slots * slot_blocks,
                 max_running=max(int(engine.get("max_num_seqs", 0)), slots),
                 slot_blocks=slot_blocks,
+                prefix_cache=bool(engine.get("prefix_cache")),
             ),
             ring_bytes=_multiple(ring_bytes),
         )
@@ -112,6 +117,7 @@ class FlightRecorder:
         self._file = RingFile(self.path, header, facts)
         self._slab = Slab(self._file, keep_tokens=self._keep_tokens)
         self._lock = threading.RLock()  # re-entrant: a signal handler may report a failure in the middle of a step
+        self._secret = secrets.token_bytes(32)  # never written: see `disguised`
         self._serial = 0
         self._failures = 0
         self._keyframes = 0
@@ -125,8 +131,8 @@ class FlightRecorder:
     def add_request(self, header: Mapping[str, Any], prompt: Sequence[int]) -> int:
         """Take a request on record and return its serial (1, 2, ...).
 
-        ``header`` has id, arrival_ns, endpoint, stream, sampling, sample_index and perhaps prompt_text. What the record
-        level does not allow is taken out here.
+        ``header`` has id, arrival_ns, endpoint, stream, sampling, sample_index and perhaps prompt_text and flags. What
+        the record level does not allow is taken out here.
         """
         kept = _allowed(header, self.level)
         kept["num_prompt"] = len(prompt)
@@ -157,6 +163,12 @@ class FlightRecorder:
 
     def end_step(self, step: StepEnd) -> None:
         """Record what the step that began last has drawn."""
+        if step.fallbacks:
+            room = self._file.layout.ring_bytes
+            kept, cut = fitted(step.fallbacks, ring_bytes=room, keep_tokens=self._keep_tokens)
+            step = replace(step, fallbacks=kept, fallbacks_cut=cut)
+        if step.cached and not self._keep_tokens:
+            step = replace(step, cached=disguised(step.cached, self._secret))
         with self._lock:
             begun, self._step = self._step, None
             self._file.append(ring.END, *encode_end(step, keep_tokens=self._keep_tokens))
@@ -191,6 +203,8 @@ class FlightRecorder:
 
     def keyframe(self, keyframe: KeyframeRecord) -> None:
         """Record the complete scheduler state before the next step."""
+        if keyframe.cached and not self._keep_tokens:
+            keyframe = replace(keyframe, cached=disguised(keyframe.cached, self._secret))
         with self._lock:
             self._step = None
             self._flush_slab()  # a history that starts here has no other place to take earlier tokens from
@@ -228,10 +242,11 @@ def _multiple(size: int) -> int:
     return -(-size // 8) * 8
 
 
-def _keyframe_bytes(*, num_blocks: int, max_running: int, slot_blocks: int) -> int:
-    """Room for a free list, for tables that may share blocks, and for a queue."""
+def _keyframe_bytes(*, num_blocks: int, max_running: int, slot_blocks: int, prefix_cache: bool) -> int:
+    """Room for a free list, for tables that may share blocks, for a queue, and for the prefix cache."""
     tables = min(max_running * slot_blocks, 8 * num_blocks)
-    return _multiple(4096 + 4 * (num_blocks + tables + 4 * max_running))
+    cached = BYTES_PER_BLOCK * num_blocks if prefix_cache else 0
+    return _multiple(4096 + 4 * (num_blocks + tables + 4 * max_running) + cached)
 
 
 def _allowed(header: Mapping[str, Any], level: RecordLevel) -> dict[str, Any]:

@@ -14,10 +14,14 @@ from dataclasses import asdict, dataclass, field
 from itertools import chain
 from typing import Any, NamedTuple
 
+from dumps.prefix_hash import CachedBlock
+from dumps.record.fallbacks import FallbackRecord, from_json
+from dumps.record.prefixes import HitRecord, decode_cached, encode_cached, hits_from_json
+
 _BEGIN = struct.Struct("<QQIII")  # index, start ns, chunks, new blocks, bytes of events
 _END = struct.Struct("<QIII")  # index, rows, flags, bytes of events
 _KEYFRAME = struct.Struct("<QQIIII")  # before step, ring sequence, free, running, table blocks, waiting
-_HAS_TOKENS, _HAS_DIGESTS = 1, 2
+_HAS_TOKENS, _HAS_DIGESTS, _HAS_CACHED = 1, 2, 4
 _ENCODE = json.JSONEncoder(ensure_ascii=True, separators=(",", ":")).encode
 
 Ended = tuple[int, str, str]  # serial, finish reason, finish cause
@@ -40,7 +44,7 @@ class StepStart:
     """A step as it was planned. ``serials``, ``starts`` and ``counts`` have one entry per scheduled chunk.
 
     ``new_blocks`` holds (row, physical block) pairs in the order in which they were handed out. ``finished`` is what
-    ended while planning.
+    ended while planning, ``hits`` what admitted requests took from the prefix cache.
     """
 
     index: int
@@ -54,16 +58,24 @@ class StepStart:
     aborted: list[Ended] = field(default_factory=list)
     exhausted: list[ExhaustedRecord] = field(default_factory=list)
     finished: list[Ended] = field(default_factory=list)
+    hits: list[HitRecord] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class StepEnd:
-    """What a step drew: ``tokens`` and ``digests`` are parallel to its serials. -1 means that nothing was drawn."""
+    """What a step drew: ``tokens`` and ``digests`` are parallel to its serials. -1 means that nothing was drawn.
+
+    ``fallbacks`` are the decisions to go on that its requests asked to be traced, ``fallbacks_cut`` counts those left
+    out of it; ``cached`` are the blocks registered in the prefix cache since the step before.
+    """
 
     index: int
     tokens: list[int]
     digests: list[int] | None = None
     finished: list[Ended] = field(default_factory=list)
+    fallbacks: Sequence[FallbackRecord] = ()
+    fallbacks_cut: int = 0
+    cached: Sequence[CachedBlock] = ()
 
 
 class RunningRecord(NamedTuple):
@@ -77,12 +89,14 @@ class RunningRecord(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class KeyframeRecord:
-    """The complete scheduler state before step ``before_step``. ``free_blocks`` in the order of handing out."""
+    """The complete scheduler state before step ``before_step``. ``free_blocks`` in the order of handing out, ``cached``
+    in that of registration."""
 
     before_step: int
     free_blocks: list[int]
     running: Sequence[RunningRecord | tuple[int, int, int, list[int]]]
     waiting: list[int]
+    cached: Sequence[CachedBlock] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +108,9 @@ class DecodedEnd:
     tokens: list[int] | None
     digests: list[int] | None
     finished: list[Ended]
+    fallbacks: Sequence[FallbackRecord] = ()
+    fallbacks_cut: int = 0
+    cached: Sequence[CachedBlock] = ()
 
 
 def encode_begin(step: StepStart) -> tuple[bytes, ...]:
@@ -109,6 +126,8 @@ def encode_begin(step: StepStart) -> tuple[bytes, ...]:
         events["exhausted"] = [asdict(entry) for entry in step.exhausted]
     if step.finished:
         events["finished"] = step.finished
+    if step.hits:
+        events["hits"] = step.hits
     rare = _json(events) if events else b""
     blocks = array("I", chain.from_iterable(step.new_blocks)).tobytes()
     head = _BEGIN.pack(step.index, step.start_ns, len(step.serials), len(step.new_blocks), len(rare))
@@ -135,6 +154,7 @@ def decode_begin(payload: bytes) -> StepStart:
         aborted=_ended(events.get("aborted", [])),
         exhausted=[ExhaustedRecord(**entry) for entry in events.get("exhausted", [])],
         finished=_ended(events.get("finished", [])),
+        hits=hits_from_json(events.get("hits", [])),
     )
 
 
@@ -148,9 +168,15 @@ def encode_end(step: StepEnd, *, keep_tokens: bool) -> tuple[bytes, ...]:
     else:
         tokens = bytes(token >= 0 for token in step.tokens)
     digests = b"" if step.digests is None else array("Q", step.digests).tobytes()
-    events = _json({"finished": step.finished}) if step.finished else b""
+    rare: dict[str, Any] = {"finished": step.finished} if step.finished else {}
+    if step.fallbacks or step.fallbacks_cut:
+        rare |= {"fallbacks": step.fallbacks, "fallbacks_cut": step.fallbacks_cut}
+    events = _json(rare) if rare else b""
     flags = (_HAS_TOKENS if keep_tokens else 0) | (0 if step.digests is None else _HAS_DIGESTS)
-    return _END.pack(step.index, rows, flags, len(events)), tokens, digests, events
+    cached = b""
+    if step.cached:
+        flags, cached = flags | _HAS_CACHED, encode_cached(step.cached)
+    return _END.pack(step.index, rows, flags, len(events)), tokens, digests, events, cached
 
 
 def decode_end(payload: bytes) -> DecodedEnd:
@@ -164,7 +190,10 @@ def decode_end(payload: bytes) -> DecodedEnd:
         tokens, drew = None, [byte != 0 for byte in cut.column(rows, "B")]
     digests = cut.column(rows, "Q") if flags & _HAS_DIGESTS else None
     events = cut.events(num_events)
-    return DecodedEnd(index, drew, tokens, digests, _ended(events.get("finished", [])))
+    fallbacks = from_json(events.get("fallbacks", []))
+    left_out = int(events.get("fallbacks_cut", 0))
+    cached = decode_cached(cut.rest()) if flags & _HAS_CACHED else []
+    return DecodedEnd(index, drew, tokens, digests, _ended(events.get("finished", [])), fallbacks, left_out, cached)
 
 
 def encode_keyframe(keyframe: KeyframeRecord, ring_sequence: int) -> bytes:
@@ -176,7 +205,8 @@ def encode_keyframe(keyframe: KeyframeRecord, ring_sequence: int) -> bytes:
         tables.extend(blocks)
     sizes = (len(keyframe.free_blocks), len(keyframe.running), len(tables), len(keyframe.waiting))
     head = _KEYFRAME.pack(keyframe.before_step, ring_sequence, *sizes)
-    return b"".join((head, numbers.tobytes(), tables.tobytes(), array("I", keyframe.waiting).tobytes()))
+    cached = encode_cached(keyframe.cached) if keyframe.cached else b""  # nothing, as in rings older than the cache
+    return b"".join((head, numbers.tobytes(), tables.tobytes(), array("I", keyframe.waiting).tobytes(), cached))
 
 
 def decode_keyframe(payload: bytes) -> tuple[KeyframeRecord, int]:
@@ -187,6 +217,7 @@ def decode_keyframe(payload: bytes) -> tuple[KeyframeRecord, int]:
     facts = cut.column(4 * num_running)
     tables = cut.column(num_table)
     waiting = cut.column(num_waiting)
+    cached = decode_cached(cut.rest())
     running: list[RunningRecord] = []
     at = 0
     for row in range(0, len(facts), 4):
@@ -195,7 +226,7 @@ def decode_keyframe(payload: bytes) -> tuple[KeyframeRecord, int]:
         at += length
     if at != len(tables):
         raise ValueError("the block tables of a keyframe do not add up")
-    return KeyframeRecord(before_step, free, running, waiting), sequence
+    return KeyframeRecord(before_step, free, running, waiting, cached), sequence
 
 
 def encode_json(facts: dict[str, Any]) -> bytes:
@@ -254,6 +285,9 @@ class _Cut:
 
     def events(self, size: int) -> dict[str, Any]:
         return decode_json(self._take(size)) if size else {}
+
+    def rest(self) -> bytes:
+        return self._take(len(self._payload) - self._offset)
 
     def _take(self, size: int) -> bytes:
         begin, self._offset = self._offset, self._offset + size

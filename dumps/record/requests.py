@@ -77,6 +77,8 @@ class Requests:
         ]
         if header.get("sampling"):
             json_format.ParseDict(sampling, message.sampling, ignore_unknown_fields=True)
+        if flags := header.get("flags"):
+            json_format.ParseDict(flags, message.flags, ignore_unknown_fields=True)
 
     def _fill_status(self, message: pb.Request, serial: int, slot: Slot | None) -> str:
         """Set status and end. Returns what of it nothing tells: "place" in the queues, "end", or neither."""

@@ -12,7 +12,9 @@ from google.protobuf.message import Message
 
 from dumps.errors import CorruptDump
 from dumps.ledger import record
+from dumps.prefix_hash import CachedBlock
 from dumps.record import ring
+from dumps.record.events import fill_events
 from dumps.record.history import History, HistoryStep, SchedulerState, read_history
 from dumps.record.image import DAMAGED, RingImage
 from dumps.record.records import Ended
@@ -63,6 +65,7 @@ def _state(image: RingImage, reason: str | None) -> pb.RuntimeState:
         _fill_scheduler(state.scheduler, history, scheduler, index)
         for step in history.steps:
             _fill_step(state.steps.add(), step, index)
+        fill_events(state, history.steps, index)
     _fill_kv(state, image, scheduler if history else None, index)
     _fill_failures(state, image, index)
     died = reason is None and not image.alive and not image.closed
@@ -131,6 +134,11 @@ def _fill_scheduler(
             num_output_tokens=num_output,
             block_table=le32(blocks),
         )
+    message.start.prefix_hashes.extend(_prefix_hash(entry) for entry in start.cached)
+
+
+def _prefix_hash(entry: CachedBlock) -> pb.PrefixHash:
+    return pb.PrefixHash(block=entry.block, hash=entry.hash, parent=entry.parent)
 
 
 def _fill_step(message: pb.Step, step: HistoryStep, index: Mapping[int, int]) -> None:
@@ -165,6 +173,10 @@ def _fill_step(message: pb.Step, step: HistoryStep, index: Mapping[int, int]) ->
         if entry.victim is not None:
             attempt.victim = index[entry.victim]
     message.aborted.extend(_ended(entry, index) for entry in begin.aborted)
+    for hit in begin.hits:
+        taken = message.prefix_hits.add(request=index[hit.serial], num_tokens=hit.num_tokens, blocks=le32(hit.blocks))
+        if hit.copied_from is not None:
+            taken.copied_from = hit.copied_from
     message.finished.extend(_ended(entry, index) for entry in [*begin.finished, *(end.finished if end else ())])
 
 
@@ -186,6 +198,7 @@ def _fill_kv(
     if scheduler is None:
         return
     kv.free_blocks = le32(scheduler.free)
+    kv.prefix_hashes.extend(_prefix_hash(entry) for entry in scheduler.cached.values())
     references = [0] * kv.num_blocks
     for serial, request in scheduler.running.items():
         kv.tables.add(request=index[serial], blocks=le32(request.blocks), num_tokens=request.num_computed)
@@ -228,6 +241,9 @@ def _ledger(state: pb.RuntimeState, image: RingImage, history: History | None, s
             note += "; a step did not fit the state before it"
         for path in ("scheduler.waiting", "scheduler.running", "kv.free_blocks", "kv.tables", "kv.ref_counts"):
             record(state, path, pb.INFERRED, note)
+        if state.engine.prefix_cache:
+            hidden = "" if image.header.level != "shape" else "; keyed with a secret, as level shape keeps no text"
+            record(state, "kv.prefix_hashes", pb.INFERRED, note + hidden)
         if not history.newest:
             record(state, "scheduler.next_step", pb.INFERRED, "later steps are damaged; this history ends before them")
     if image.damaged_failures:

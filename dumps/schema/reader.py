@@ -26,7 +26,7 @@ from dumps.schema.container import Container, read_container
 from dumps.schema.layout import PREFIX
 from dumps.schema.mapped import MappedFile
 from dumps.schema.seals import SealInfo, check_seal
-from dumps.schema.sections import SectionInfo, check_payload, decode_payload
+from dumps.schema.sections import RAW, SectionInfo, check_payload, decode_payload
 from dumps.tensors import as_tensor
 
 _HASH_STEP = 4 * 1024 * 1024
@@ -130,6 +130,16 @@ class Dump:
                 raise CorruptDump(f"section {kind!r}: a tensor without dimensions in parts", offset=first.offset)
             shape = (sum(info.shape[0] for info in parts), *shape[1:])
         return as_tensor(self.read_section(kind), first.dtype, shape)
+
+    def tensor_part(self, info: SectionInfo) -> npt.NDArray[np.generic]:
+        """One part of a tensor section, verified, as a read-only array; a raw part is a view of the mapped file.
+
+        The view keeps the mapping: drop it before the dump is closed, and copy what must last. Different parts may be
+        read by several threads at once.
+        """
+        payload = self._payload(info)
+        data = payload if info.encoding == RAW else decode_payload(payload, info, self._limits)
+        return as_tensor(data, info.dtype, info.shape)
 
     def verify(self) -> None:
         """Check every seal of the file, the unread sections included. Raises `CorruptDump` for the first bad one."""

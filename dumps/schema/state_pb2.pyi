@@ -169,7 +169,7 @@ class Model(_message.Message):
     def __init__(self, name: _Optional[str] = ..., architecture: _Optional[str] = ..., weights_fingerprint: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., dtype: _Optional[str] = ..., quantisation: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_position_embeddings: _Optional[int] = ..., num_layers: _Optional[int] = ..., num_kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., tensor_parallel: _Optional[int] = ..., pipeline_parallel: _Optional[int] = ..., expert_parallel: _Optional[int] = ..., lora: _Optional[str] = ..., draft_model: _Optional[str] = ..., attention_backend: _Optional[str] = ...) -> None: ...
 
 class EngineConfig(_message.Message):
-    __slots__ = ("engine", "block_size", "num_blocks", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "on_kv_exhausted", "kernels", "num_threads", "prefix_cache", "kv_quant_bits")
+    __slots__ = ("engine", "block_size", "num_blocks", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "on_kv_exhausted", "kernels", "num_threads", "prefix_cache", "kv_quant_bits", "checks")
     ENGINE_FIELD_NUMBER: _ClassVar[int]
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -181,6 +181,7 @@ class EngineConfig(_message.Message):
     NUM_THREADS_FIELD_NUMBER: _ClassVar[int]
     PREFIX_CACHE_FIELD_NUMBER: _ClassVar[int]
     KV_QUANT_BITS_FIELD_NUMBER: _ClassVar[int]
+    CHECKS_FIELD_NUMBER: _ClassVar[int]
     engine: str
     block_size: int
     num_blocks: int
@@ -192,10 +193,11 @@ class EngineConfig(_message.Message):
     num_threads: int
     prefix_cache: bool
     kv_quant_bits: int
-    def __init__(self, engine: _Optional[str] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., on_kv_exhausted: _Optional[str] = ..., kernels: _Optional[str] = ..., num_threads: _Optional[int] = ..., prefix_cache: _Optional[bool] = ..., kv_quant_bits: _Optional[int] = ...) -> None: ...
+    checks: bool
+    def __init__(self, engine: _Optional[str] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., on_kv_exhausted: _Optional[str] = ..., kernels: _Optional[str] = ..., num_threads: _Optional[int] = ..., prefix_cache: _Optional[bool] = ..., kv_quant_bits: _Optional[int] = ..., checks: _Optional[bool] = ...) -> None: ...
 
 class Failure(_message.Message):
-    __slots__ = ("kind", "invariant", "exception_type", "message", "request", "step", "position", "time_ns", "kv_cache_used_bytes", "max_kv_cache_bytes", "seq_len_exceeded_at", "non_finite")
+    __slots__ = ("kind", "invariant", "exception_type", "message", "request", "step", "position", "time_ns", "kv_cache_used_bytes", "max_kv_cache_bytes", "seq_len_exceeded_at", "non_finite", "read")
     KIND_FIELD_NUMBER: _ClassVar[int]
     INVARIANT_FIELD_NUMBER: _ClassVar[int]
     EXCEPTION_TYPE_FIELD_NUMBER: _ClassVar[int]
@@ -208,6 +210,7 @@ class Failure(_message.Message):
     MAX_KV_CACHE_BYTES_FIELD_NUMBER: _ClassVar[int]
     SEQ_LEN_EXCEEDED_AT_FIELD_NUMBER: _ClassVar[int]
     NON_FINITE_FIELD_NUMBER: _ClassVar[int]
+    READ_FIELD_NUMBER: _ClassVar[int]
     kind: str
     invariant: str
     exception_type: str
@@ -220,7 +223,8 @@ class Failure(_message.Message):
     max_kv_cache_bytes: int
     seq_len_exceeded_at: int
     non_finite: NonFinite
-    def __init__(self, kind: _Optional[str] = ..., invariant: _Optional[str] = ..., exception_type: _Optional[str] = ..., message: _Optional[str] = ..., request: _Optional[int] = ..., step: _Optional[int] = ..., position: _Optional[int] = ..., time_ns: _Optional[int] = ..., kv_cache_used_bytes: _Optional[int] = ..., max_kv_cache_bytes: _Optional[int] = ..., seq_len_exceeded_at: _Optional[int] = ..., non_finite: _Optional[_Union[NonFinite, _Mapping]] = ...) -> None: ...
+    read: SlotRead
+    def __init__(self, kind: _Optional[str] = ..., invariant: _Optional[str] = ..., exception_type: _Optional[str] = ..., message: _Optional[str] = ..., request: _Optional[int] = ..., step: _Optional[int] = ..., position: _Optional[int] = ..., time_ns: _Optional[int] = ..., kv_cache_used_bytes: _Optional[int] = ..., max_kv_cache_bytes: _Optional[int] = ..., seq_len_exceeded_at: _Optional[int] = ..., non_finite: _Optional[_Union[NonFinite, _Mapping]] = ..., read: _Optional[_Union[SlotRead, _Mapping]] = ...) -> None: ...
 
 class NonFinite(_message.Message):
     __slots__ = ("where", "layer", "tensor", "block", "slot", "position", "written_by_step")
@@ -239,6 +243,20 @@ class NonFinite(_message.Message):
     position: int
     written_by_step: int
     def __init__(self, where: _Optional[str] = ..., layer: _Optional[int] = ..., tensor: _Optional[str] = ..., block: _Optional[int] = ..., slot: _Optional[int] = ..., position: _Optional[int] = ..., written_by_step: _Optional[int] = ...) -> None: ...
+
+class SlotRead(_message.Message):
+    __slots__ = ("block", "slot", "writer", "writer_position", "written_by_step")
+    BLOCK_FIELD_NUMBER: _ClassVar[int]
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    WRITER_FIELD_NUMBER: _ClassVar[int]
+    WRITER_POSITION_FIELD_NUMBER: _ClassVar[int]
+    WRITTEN_BY_STEP_FIELD_NUMBER: _ClassVar[int]
+    block: int
+    slot: int
+    writer: str
+    writer_position: int
+    written_by_step: int
+    def __init__(self, block: _Optional[int] = ..., slot: _Optional[int] = ..., writer: _Optional[str] = ..., writer_position: _Optional[int] = ..., written_by_step: _Optional[int] = ...) -> None: ...
 
 class SamplingParams(_message.Message):
     __slots__ = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "seed", "stop", "stop_token_ids", "ignore_eos", "min_tokens")

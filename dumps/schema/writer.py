@@ -30,13 +30,17 @@ _MAX_HEAD_PIECES = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SectionData:
-    """A section to be written: ``data`` raw, and for a tensor its dtype name and the shape of the whole."""
+    """A section to be written: ``data`` raw, and for a tensor its dtype name and the shape of the whole.
+
+    ``part_bytes``: raw bytes of one part, at least a row of the tensor. Parts can be verified and read side by side.
+    """
 
     kind: str
     data: bytes | memoryview
     dtype: str = ""
     shape: tuple[int, ...] = ()
     compress: bool = True
+    part_bytes: int = MAX_PART_BYTES
 
 
 def write_dump(path: Path, state: pb.RuntimeState, sections: Sequence[SectionData] = ()) -> None:
@@ -45,7 +49,12 @@ def write_dump(path: Path, state: pb.RuntimeState, sections: Sequence[SectionDat
         writer.head(state)
         for section in sections:
             writer.section(
-                section.kind, section.data, dtype=section.dtype, shape=section.shape, compress=section.compress
+                section.kind,
+                section.data,
+                dtype=section.dtype,
+                shape=section.shape,
+                compress=section.compress,
+                part_bytes=section.part_bytes,
             )
 
 
@@ -98,8 +107,11 @@ class DumpWriter:
         dtype: str = "",
         shape: Sequence[int] = (),
         compress: bool = True,
+        part_bytes: int = MAX_PART_BYTES,
     ) -> None:
-        """Write ``data`` as one or more sealed parts. A tensor is cut between rows of its first dimension.
+        """Write ``data`` as one or more sealed parts of at most ``part_bytes``, which cannot exceed the writer's own.
+
+        A tensor is cut between rows of its first dimension.
 
         Call it once per kind: its parts are consecutive.
         """
@@ -111,7 +123,8 @@ class DumpWriter:
         raw = view.cast("B") if view.nbytes else memoryview(b"")
         if dtype and tensor_bytes(dtype, shape) != len(raw):
             raise InvalidState(f"section {kind!r}: {dtype} {list(shape)} does not take {len(raw)} bytes")
-        for part, (piece, piece_shape) in enumerate(_split(raw, tuple(shape), self._part_bytes, kind)):
+        most = min(part_bytes, self._part_bytes)
+        for part, (piece, piece_shape) in enumerate(_split(raw, tuple(shape), most, kind)):
             encoding, payload = _encode(piece, compress)
             padding, front = encode_section(
                 at=self._at,

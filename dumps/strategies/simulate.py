@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from dumps.prefix_hash import NO_PARENT, CachedBlock, chain_of
 from dumps.schema import state_pb2 as pb
 from dumps.tensors import le32
 
@@ -41,7 +42,11 @@ class SimRequest:
 
 @dataclass(slots=True, kw_only=True)
 class Simulation:
-    """The scheduler's state, and the steps it has taken. `step` appends one."""
+    """The scheduler's state, and the steps it has taken. `step` appends one.
+
+    With ``prefix_cache`` an admitted request may share cached blocks, all there are or fewer. ``cached`` is what the
+    cache knows, in order of registration.
+    """
 
     num_blocks: int
     block_size: int
@@ -49,6 +54,9 @@ class Simulation:
     vocab_size: int
     policy: str
     coming: list[SimRequest]
+    prefix_cache: bool = False
+    cached: dict[int, CachedBlock] = field(default_factory=dict)
+    references: dict[int, int] = field(default_factory=dict)
     free: list[int] = field(default_factory=list)
     waiting: list[SimRequest] = field(default_factory=list)
     running: list[SimRequest] = field(default_factory=list)
@@ -89,15 +97,53 @@ class Simulation:
 
     def _admit(self, step: pb.Step, draw: Draw) -> bool:
         request = self.waiting[0]
-        size = draw(1, len(request.tokens))
-        if self._missing(request, size) > len(self.free):
+        given = self._given(request, draw)
+        size = draw(1, len(request.tokens) - given)
+        whole, copies = given // self.block_size, given % self.block_size > 0
+        shared = self._found(request)[:whole]
+        needed = -(-(given + size) // self.block_size) - whole + sum(block in self.free for block in shared)
+        if needed > len(self.free):
             return False
         self.waiting.pop(0)
         request.status = "running"
         self.running.append(request)
         step.admitted.append(request.index)
+        if given:
+            source = self._found(request)[whole] if copies else None
+            for block in shared:
+                self.references[block] = self.references.get(block, 0) + 1
+            self.free = [block for block in self.free if block not in shared]
+            request.blocks, request.computed = shared + self._take(int(copies)), given
+            hit = step.prefix_hits.add(request=request.index, num_tokens=given, blocks=le32(request.blocks))
+            if source is not None:
+                hit.copied_from = source
         self._plan(step, request, size)
         return draw(0, 1) == 0
+
+    def _found(self, request: SimRequest) -> list[int]:
+        """Cached blocks that hold the request's first tokens."""
+        blocks = {entry.hash: block for block, entry in self.cached.items()}
+        found: list[int] = []
+        for value in chain_of(request.tokens, self.block_size):
+            if value not in blocks:
+                break
+            found.append(blocks[value])
+        return found
+
+    def _given(self, request: SimRequest, draw: Draw) -> int:
+        """How many of its tokens an admitted request is given: of some cached blocks, but never its last one."""
+        found = self._found(request) if self.prefix_cache else []
+        count = len(found) - draw(0, len(found)) if found else 0
+        given = min(count * self.block_size, len(request.tokens) - 1)
+        return given if self.block_size > 1 or given == count else 0
+
+    def _register(self, request: SimRequest) -> None:
+        """Make known the full blocks of a running request. The first block with a hash keeps it."""
+        known = {entry.hash for entry in self.cached.values()}
+        chain = chain_of(request.tokens[: request.computed], self.block_size)
+        for index, (block, value) in enumerate(zip(request.blocks, chain, strict=False)):
+            if value not in known and block not in self.cached:
+                self.cached[block] = CachedBlock(block, value, chain[index - 1] if index else NO_PARENT)
 
     def _schedule(self, step: pb.Step, request: SimRequest, draw: Draw) -> None:
         size = draw(1, len(request.tokens) - request.computed)
@@ -123,15 +169,24 @@ class Simulation:
 
     def _plan(self, step: pb.Step, request: SimRequest, size: int) -> None:
         missing = max(self._missing(request, size), 0)
-        new, self.free = self.free[:missing], self.free[missing:]
+        new = self._take(missing)
         request.blocks += new
         step.scheduled.add(request=request.index, start=request.computed, num_tokens=size, new_blocks=le32(new))
+
+    def _take(self, count: int) -> list[int]:
+        new, self.free = self.free[:count], self.free[count:]
+        for block in new:
+            self.cached.pop(block, None)
+            self.references[block] = 1
+        return new
 
     def _commit(self, step: pb.Step, draw: Draw) -> None:
         requests = {request.index: request for request in self.running}
         for chunk in step.scheduled:
             request = requests[chunk.request]
             request.computed = chunk.start + chunk.num_tokens
+            if self.prefix_cache:
+                self._register(request)
             if request.computed < len(request.tokens):
                 continue
             token = draw(0, self.vocab_size - 1)
@@ -160,7 +215,10 @@ class Simulation:
         entry.request, entry.reason, entry.cause = request.index, reason, cause
 
     def _release(self, request: SimRequest) -> None:
-        self.free += request.blocks
+        for block in request.blocks:
+            self.references[block] -= 1
+            if not self.references[block]:
+                self.free.append(block)
         request.blocks, request.computed = [], 0
 
     def _keyframe(self, before_step: int) -> pb.Keyframe:
@@ -173,4 +231,9 @@ class Simulation:
                 block_table=le32(request.blocks),
             )
         frame.waiting.extend(request.index for request in self.waiting)
+        frame.prefix_hashes.extend(self.prefix_hashes())
         return frame
+
+    def prefix_hashes(self) -> list[pb.PrefixHash]:
+        """What the cache knows, as a dump has it."""
+        return [pb.PrefixHash(block=e.block, hash=e.hash, parent=e.parent) for e in self.cached.values()]

@@ -7,10 +7,12 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from dumps.kv_contents import CONTENTS, SCALES
 from dumps.schema import state_pb2 as pb
 from dumps.schema.writer import SectionData
 from dumps.strategies.simulate import STEP_NS, SimRequest, Simulation
-from dumps.tensors import le32
+from dumps.strategies.traces import add_traces
+from dumps.tensors import le32, tensor_bytes
 
 DrawFn = Callable[[st.SearchStrategy[Any]], Any]
 
@@ -41,6 +43,7 @@ def states(draw: DrawFn) -> pb.RuntimeState:
         if request.status:
             _request(draw, state, request, level)
     _schedule(state, simulation, first, level)
+    add_traces(draw, state)
     _kv(draw, state, simulation)
     if state.requests and draw(st.booleans()):
         _failure(draw, state)
@@ -54,12 +57,13 @@ def sections(draw: DrawFn, state: pb.RuntimeState) -> list[SectionData]:
     kv = state.kv
     if kv.contents_blocks:
         shape = (len(kv.contents_blocks) // 4, kv.num_layers, 2, kv.block_size, kv.num_kv_heads, kv.head_dim)
-        size = _BYTES_PER_NUMBER * shape[0] * shape[1] * shape[2] * shape[3] * shape[4] * shape[5]
-        found.append(
-            SectionData(
-                kind="kv-contents", data=draw(st.binary(min_size=size, max_size=size)), dtype="float32", shape=shape
-            )
-        )
+        tensors: list[tuple[str, str, tuple[int, ...]]] = [(CONTENTS, "int8" if kv.quant_bits else "float32", shape)]
+        if kv.quant_bits:
+            tensors.append((SCALES, "float32", shape[:-1]))
+        for kind, dtype, dimensions in tensors:
+            size = tensor_bytes(dtype, dimensions)
+            data = draw(st.binary(min_size=size, max_size=size))
+            found.append(SectionData(kind=kind, data=data, dtype=dtype, shape=dimensions))
     for kind in draw(st.lists(st.sampled_from(["log", "trace", "x"]), max_size=2, unique=True)):
         data = draw(st.binary(max_size=80)) * draw(st.integers(1, 4))
         found.append(SectionData(kind=kind, data=data, compress=draw(st.booleans())))
@@ -86,13 +90,19 @@ def _simulation(draw: DrawFn) -> Simulation:
                 tokens=[draw(st.integers(0, vocab - 1)) for _ in range(num_prompt)],
             )
         )
+    prefix_cache = draw(st.booleans())
+    if prefix_cache:  # prompts that begin alike
+        for later in coming[1:]:
+            later.tokens[:] = (coming[0].tokens + later.tokens)[: draw(st.integers(2, 6))]
+            later.num_prompt = len(later.tokens)
     return Simulation(
-        num_blocks=draw(st.integers(1, 5)),
+        num_blocks=draw(st.integers(3, 9) if prefix_cache else st.integers(1, 5)),
         block_size=draw(st.integers(1, 4)),
         max_model_len=max_model_len,
         vocab_size=vocab,
         policy=draw(st.sampled_from(["truncate", "preempt"])),
         coming=coming,
+        prefix_cache=prefix_cache,
     )
 
 
@@ -113,6 +123,7 @@ def _head(draw: DrawFn, state: pb.RuntimeState, simulation: Simulation, level: s
     engine.engine, engine.on_kv_exhausted, engine.kernels = "pplx", simulation.policy, "exact"
     engine.block_size, engine.num_blocks = simulation.block_size, simulation.num_blocks
     engine.max_model_len = simulation.max_model_len
+    engine.prefix_cache = simulation.prefix_cache
     for name in draw(st.lists(_WORDS, max_size=2)):
         state.threads.add(name=name).frames.add(function=draw(_WORDS), line=draw(st.integers(0, 2**32 - 1)))
 
@@ -161,14 +172,17 @@ def _kv(draw: DrawFn, state: pb.RuntimeState, simulation: Simulation) -> None:
     kv, model = state.kv, state.model
     kv.block_size, kv.num_blocks = simulation.block_size, simulation.num_blocks
     kv.num_layers, kv.num_kv_heads, kv.head_dim, kv.dtype = model.num_layers, 1, model.head_dim, "float32"
-    block_bytes = 2 * kv.num_layers * kv.block_size * kv.num_kv_heads * kv.head_dim * _BYTES_PER_NUMBER
+    kv.quant_bits = state.engine.kv_quant_bits = draw(st.sampled_from([0, 8]))
+    vector = kv.head_dim + _BYTES_PER_NUMBER if kv.quant_bits else kv.head_dim * _BYTES_PER_NUMBER
+    block_bytes = 2 * kv.num_layers * kv.block_size * kv.num_kv_heads * vector
     counts = [0] * kv.num_blocks
     for request in simulation.running:
         kv.tables.add(request=request.index, blocks=le32(request.blocks), num_tokens=request.computed)
         for block in request.blocks:
             counts[block] += 1
+    kv.prefix_hashes.extend(simulation.prefix_hashes())
     kv.free_blocks, kv.ref_counts = le32(simulation.free), le32(counts)
-    kv.used_bytes, kv.max_bytes = block_bytes * sum(counts), block_bytes * kv.num_blocks
+    kv.used_bytes, kv.max_bytes = block_bytes * sum(count > 0 for count in counts), block_bytes * kv.num_blocks
     kept = [block for block, count in enumerate(counts) if count and draw(st.booleans())]
     kv.contents_blocks, kv.contents_selection = le32(kept), "live" if kept else "none"
 

@@ -7,9 +7,10 @@ import re
 from dumps.schema import state_pb2 as pb
 from dumps.validate.finding import Finding, Findings
 
-REASONS = ("exception", "silent-truncation", "non-finite", "timeout", "stall", "signal", "process-death", "demand")
+FAILURE_KINDS = ("silent-truncation", "non-finite", "contamination", "exception", "timeout", "process-death", "stall")
+REASONS = (*FAILURE_KINDS, "signal", "demand")
 LEVELS = ("shape", "tokens", "full")
-FAILURE_KINDS = ("silent-truncation", "non-finite", "exception", "timeout", "process-death", "stall")
+PLACES = ("kv-cache", "logits", "temperature", "softmax")
 
 _HEX16 = re.compile(r"[0-9a-f]{16}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -48,11 +49,15 @@ def _failure(state: pb.RuntimeState, failure: pb.Failure, path: str) -> Findings
             yield Finding("failures.bytes", f"{path}.kv_cache_used_bytes", f"{used} bytes used of {most}")
     if failure.HasField("non_finite"):
         yield from _non_finite(state, failure.non_finite, f"{path}.non_finite")
+    if failure.HasField("read"):
+        for name, limit in (("block", state.kv.num_blocks), ("slot", state.kv.block_size)):
+            if limit and (value := getattr(failure.read, name)) >= limit:
+                yield Finding("failures.read", f"{path}.read.{name}", f"{value} is outside 0 to {limit - 1}")
 
 
 def _non_finite(state: pb.RuntimeState, place: pb.NonFinite, path: str) -> Findings:
-    if place.where not in ("kv-cache", "logits"):
-        yield Finding("failures.non-finite", f"{path}.where", "not one of kv-cache, logits")
+    if place.where not in PLACES:
+        yield Finding("failures.non-finite", f"{path}.where", f"not one of {', '.join(PLACES)}")
     kv = state.kv
     limits = (("layer", kv.num_layers), ("block", kv.num_blocks), ("slot", kv.block_size))
     for name, limit in limits:

@@ -14,6 +14,7 @@ REASON_OF_CAUSE = {
     "eos": "stop",
     "stop-token": "stop",
     "stop-string": "stop",
+    "early-exit": "stop",
     "max-tokens": "length",
     "kv-pool-exhausted": "length",
     "max-model-len": "length",
@@ -37,6 +38,9 @@ def check_requests(state: pb.RuntimeState) -> Findings:
         yield from _level(state, request, path)
         if request.HasField("sampling"):
             yield from _sampling(request, state.model.vocab_size, f"{path}.sampling")
+        if request.flags.HasField("early_exit") and not 0.0 < request.flags.early_exit <= 1.0:
+            message = f"{request.flags.early_exit} must be above 0 and at most 1"
+            yield Finding("requests.sampling", f"{path}.flags.early_exit", message)
 
 
 def _tokens(state: pb.RuntimeState, request: pb.Request, path: str) -> Findings:

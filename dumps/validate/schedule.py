@@ -1,7 +1,8 @@
 """Rules of the schedule: the recorded steps, walked once from the keyframe (or an untouched pool) to the last one.
 
 The walk keeps what follows from the record alone: how far each request is computed, how many tokens it has drawn, and
-which blocks it holds. A preemption takes a request back to zero; the end of a request frees its blocks.
+which blocks it holds. A preemption takes a request back to zero; the end of a request frees its blocks. With a prefix
+cache a request begins with what it was given, and several hold one block.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections import Counter, deque
 
 from dumps.schema import state_pb2 as pb
 from dumps.validate.finding import Finding, Findings, check_le32, check_range, whole_ids
+from dumps.validate.prefix import PrefixWalk, check_hashes, check_hit
 
 OUTCOMES = ("truncate", "preempt-self", "preempt-other", "raise")
 
@@ -95,9 +97,12 @@ class _Walk:
         self.computed: dict[int, int] = {}
         self.outputs: dict[int, int] = {}
         self.tables: dict[int, list[int]] = {}
-        self.holder: dict[int, int] = {}
+        self.holders: dict[int, set[int]] = {}
         self.output_ids: dict[int, list[int]] = {}
         self.knows_start = state.scheduler.HasField("start") or (bool(state.steps) and state.steps[0].index == 0)
+        follows = state.engine.prefix_cache and self.block_size > 0 and self.knows_start
+        self.prefix = PrefixWalk(state, self.block_size) if follows else None
+        self.written: list[pb.Scheduled] = []
 
     def start(self) -> Findings:
         drawn = Counter(c.request for step in self.state.steps for c in step.scheduled if c.sampled)
@@ -112,6 +117,10 @@ class _Walk:
                 yield Finding("schedule.output-count", f"requests[{index}].num_output_tokens", message)
         if self.state.scheduler.HasField("start"):
             yield from self._keyframe(self.state.scheduler.start)
+            path = "scheduler.start.prefix_hashes"
+            yield from check_hashes(self.state.scheduler.start.prefix_hashes, self.num_blocks, path)
+            if self.prefix is not None:
+                yield from self.prefix.start(self.tables, self.computed)
 
     def _keyframe(self, start: pb.Keyframe) -> Findings:
         free = whole_ids(start.free_blocks)
@@ -137,12 +146,12 @@ class _Walk:
             self.computed[one.request] = one.num_computed_tokens
             self.tables[one.request] = blocks
             for block in blocks:
-                self.holder[block] = one.request
-        both = sorted(set(free) & set(self.holder))
+                self.holders.setdefault(block, set()).add(one.request)
+        both = sorted(set(free) & set(self.holders))
         if both:
             yield Finding("schedule.blocks", f"{path}.free_blocks", f"block {both[0]} is free and in a block table")
-        if self.num_blocks and len(set(free)) + len(self.holder) != self.num_blocks:
-            message = f"{len(free)} free and {len(self.holder)} used blocks do not make {self.num_blocks}"
+        if self.num_blocks and len(set(free)) + len(self.holders) != self.num_blocks:
+            message = f"{len(free)} free and {len(self.holders)} used blocks do not make {self.num_blocks}"
             yield Finding("schedule.blocks", f"{path}.free_blocks", message)
 
     def step(self, step: pb.Step, path: str) -> Findings:
@@ -153,9 +162,13 @@ class _Walk:
         for end in step.aborted:
             self._free(end.request)
         pending = deque(enumerate(step.exhausted))
+        hits = {hit.request: (number, hit) for number, hit in enumerate(step.prefix_hits)}
         for number, chunk in enumerate(step.scheduled):
             while pending and pending[0][1].before_scheduled <= number:
                 yield from self._exhausted(step, pending.popleft(), path)
+            if hits and chunk.request in hits:
+                place, hit = hits.pop(chunk.request)
+                yield from self._hit(step, hit, f"{path}.prefix_hits[{place}]")
             yield from self._chunk(step, chunk, f"{path}.scheduled[{number}]")
         while pending:
             yield from self._exhausted(step, pending.popleft(), path)
@@ -166,8 +179,38 @@ class _Walk:
         tokens, most = sum(chunk.num_tokens for chunk in step.scheduled), self.state.engine.max_num_batched_tokens
         if most and tokens > most:
             yield Finding("schedule.budget", f"{path}.scheduled", f"{tokens} tokens, max_num_batched_tokens is {most}")
+        for place, hit in hits.values():
+            message = f"request {hit.request} computes nothing in this step"
+            yield Finding("prefix.hit", f"{path}.prefix_hits[{place}].request", message)
+        self._commit(step)
         for end in step.finished:
+            if end.cause == "non-finite" and self.prefix is not None:
+                self.prefix.spoilt(self.tables.get(end.request, ()))
             self._free(end.request)
+
+    def _hit(self, step: pb.Step, hit: pb.PrefixHit, path: str) -> Findings:
+        """An admitted request begins with blocks from the prefix cache; a copy among them is handed out as new."""
+        yield from check_hit(self.state, step, hit, self.block_size, path)
+        blocks = whole_ids(hit.blocks)
+        if self.tables.get(hit.request):
+            yield Finding("prefix.hit", f"{path}.request", f"request {hit.request} holds blocks already")
+        if self.prefix is not None:
+            yield from self.prefix.hit(hit, blocks, f"{path}.blocks")
+        if hit.HasField("copied_from") and self.holders.get(blocks[-1] if blocks else -1):
+            message = f"block {blocks[-1]} is given to request {hit.request} as a copy, and others hold it"
+            yield Finding("schedule.block-held", f"{path}.blocks", message)
+        for block in blocks:
+            self.holders.setdefault(block, set()).add(hit.request)
+        if self.knows_start:
+            self.tables[hit.request], self.computed[hit.request] = blocks, hit.num_tokens
+
+    def _commit(self, step: pb.Step) -> None:
+        """What a step has computed can be given out from the next one on."""
+        if self.prefix is not None and step.completed:
+            for chunk in self.written:
+                table = self.tables.get(chunk.request, ())
+                self.prefix.wrote(chunk.request, table, chunk.start, chunk.start + chunk.num_tokens)
+        self.written.clear()
 
     def _exhausted(self, step: pb.Step, numbered: tuple[int, pb.Exhausted], path: str) -> Findings:
         number, event = numbered
@@ -201,6 +244,8 @@ class _Walk:
             message = f"starts at {chunk.start}, request {chunk.request} is computed up to {done}"
             yield Finding("schedule.contiguous", f"{path}.start", message)
         yield from self._new_blocks(chunk, path)
+        if self.prefix is not None:
+            self.written.append(chunk)
         end = chunk.start + chunk.num_tokens
         self.computed[chunk.request] = end
         request = self.state.requests[chunk.request]
@@ -223,10 +268,12 @@ class _Walk:
             yield from check_le32("schedule.blocks", f"{path}.new_blocks", chunk.new_blocks)
             yield from check_range("schedule.blocks", f"{path}.new_blocks", blocks, self.num_blocks, "block")
         for block in blocks:
-            if block in self.holder:
-                message = f"block {block} is given to request {chunk.request}, request {self.holder[block]} holds it"
+            if holders := self.holders.get(block):
+                message = f"block {block} is given to request {chunk.request}, request {min(holders)} holds it"
                 yield Finding("schedule.block-held", f"{path}.new_blocks", message)
-            self.holder[block] = chunk.request
+            self.holders[block] = {chunk.request}
+            if self.prefix is not None:
+                self.prefix.taken(block)
         table = self.tables.get(chunk.request)
         if table is None:
             return
@@ -261,13 +308,18 @@ class _Walk:
 
     def _free(self, request: int) -> None:
         for block in self.tables.get(request, ()):
-            if self.holder.get(block) == request:
-                del self.holder[block]
+            holders = self.holders.get(block, set())
+            holders.discard(request)
+            if not holders:
+                self.holders.pop(block, None)
         self.tables[request] = []
         self.computed[request] = 0
 
     def end(self) -> Findings:
-        """Block tables in ``state.kv`` are those that the steps lead to, where both are known."""
+        """Block tables and prefix cache in ``state.kv`` are those that the steps lead to, where both are known."""
+        yield from check_hashes(self.state.kv.prefix_hashes, self.num_blocks, "kv.prefix_hashes")
+        if self.prefix is not None and self.state.steps:
+            yield from self.prefix.end()
         if not (self.knows_start and self.state.steps and self.state.kv.tables):
             return
         for number, table in enumerate(self.state.kv.tables):

@@ -140,6 +140,7 @@ replay = LazyGroup(
     lazy={
         "demo": LazyCommand("replay.cli.demo:demo", "Crash a real server, then replay its dump: the whole loop."),
         "run": LazyCommand("replay.cli.run:run", "Re-run a dump and print the verdict."),
+        "batch": LazyCommand("replay.cli.batch:batch", "Re-run many dumps at once: a report each, a table of all."),
         "serve": LazyCommand("replay.cli.serve:serve", "Replay dumps over HTTP on this machine."),
         "models": LazyCommand("replay.cli.models:models", "List, fetch and locate model weights."),
     },

@@ -43,9 +43,11 @@ REASONS = {
     "steps-absent": "the steps that lead to the failure are not in the dump",
     "weights-unavailable": "the weights are not on this machine",
     "engine-not-installed": "this install has no engine",
-    "model-unsupported": "this model, its dtype or the device is not supported yet",
-    "kv-contents-absent": "--kv restore was asked for, and the dump holds no KV contents",
+    "model-unsupported": "this model or its dtype is not supported yet",
+    "device-unavailable": "the device that was asked for cannot be used here",
+    "kv-contents-absent": "--kv restore was asked for, and the dump holds no KV contents that can be restored",
     "needs-inference": "this failure shows in the model's numbers only: use --target inference",
+    "needs-checks": "this failure is one that only checks see: leave out --checks off",
     "no-failure-recorded": "the dump records no failure to look for",
     "process-death": "the process was ended from outside; nothing in the recorded steps fails",
     "kind-unsupported": "no replay can show a failure of the recorded kind yet",
@@ -118,8 +120,12 @@ def _rows(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for name, value in report["settings"].items():
         yield "changed", f"{name} = {value}"
     for quirk in report["quirks"]:
-        yield "quirk when recorded", f"{quirk['name']} {quirk['detail']}"
+        yield "quirk when recorded", f"{quirk['name']} {quirk['detail']} ({quirk['note']})"
     yield "replayed", _effort(report)
+    if report["perplexity"] is not None:
+        yield "perplexity", f"{report['perplexity']:.4g} of the recorded answers, under this model"
+    if decisions := report["fallbacks"]:
+        yield "early exit", _decisions(decisions)
     if report["mode"] != "none":
         yield "requests", _requests(report["requests"])
     if (report["settings"] or report["scope"] == "request") and report["expected_signature"]:
@@ -162,6 +168,8 @@ def _divergence(d: Mapping[str, Any]) -> str:
 
 
 def _place(place: Mapping[str, Any]) -> str:
+    if place["where"] not in ("kv-cache", "logits"):
+        return f"first in the sampler, stage {place['where']}; the logits are finite"
     if place.get("layer") is None:
         return "first in the logits; the KV cache is finite"
     writer = place.get("written_by_step")
@@ -188,6 +196,11 @@ def _effort(report: Mapping[str, Any]) -> str:
     if compared["not_compared"]:
         text += f", {compared['not_compared']} fed without comparison"
     return text
+
+
+def _decisions(decisions: Mapping[str, Any]) -> str:
+    text = f"{decisions['replayed']} decisions to go on, {decisions['recorded']} recorded"
+    return f"{text}; {decisions['compared']} compared, {decisions['differ']} differ"
 
 
 def _now(request: Mapping[str, Any]) -> str:

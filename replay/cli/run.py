@@ -31,7 +31,7 @@ STAGES = {
 }
 
 
-def _choice(name: str, text: str) -> Callable[[F], F]:
+def choice(name: str, text: str) -> Callable[[F], F]:
     return click.option(
         f"--{name}", type=click.Choice(CHOICES[name]), default=CHOICES[name][0], show_default=True, help=text
     )
@@ -45,13 +45,14 @@ SETTINGS_HELP = "\b\nSettings for --set:\n" + "\n".join(
 
 @command(epilog=SETTINGS_HELP)
 @click.argument("dump", type=click.Path(path_type=Path))
-@_choice("mode", "strict compares bits, forced feeds the recorded tokens; auto is strict where the platform matches.")
-@_choice("scope", "The whole recorded engine, or the failing request alone.")
-@_choice("target", "Run the model, or only scheduler and block pool (no weights, no torch).")
-@_choice("kernels", "Batch-invariant kernels, or torch's own.")
-@_choice("schedule", "Follow the recorded schedule, or derive it again and report the first difference.")
-@_choice("kv", "Use recorded KV contents, or compute all of it from tokens.")
-@_choice("device", "Where to run the model.")
+@choice("mode", "strict compares bits, forced feeds the recorded tokens; auto is strict where the platform matches.")
+@choice("scope", "The whole recorded engine, or the failing request alone.")
+@choice("target", "Run the model, or only scheduler and block pool (no weights, no torch).")
+@choice("kernels", "Batch-invariant kernels, or torch's own.")
+@choice("schedule", "Follow the recorded schedule, or derive it again and report the first difference.")
+@choice("kv", "Compute KV from tokens and check recorded contents against it; use those instead; or do without them.")
+@choice("device", "Where to run the model; auto is where the dump was recorded, if that is here.")
+@choice("checks", "Check what every step reads, and fill freed blocks with NaN.")
 @click.option("--model", type=click.Path(), help="Folder of safetensors or a .gguf file.  [default: by fingerprint]")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Change a setting; they are listed below.")
 @click.option("--repeat", type=click.IntRange(1, 1000), default=1, show_default=True, help="Replay N times: k of N.")

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from replay.cli import console
+from replay.engine.quirks import help_text
 from replay.engine.schedule import OnExhausted
 
 HELP = """Serve a model over the OpenAI API. A failure leaves a dump in --dump-dir, and serving goes on.
@@ -22,8 +23,12 @@ Examples:
   pplx-server --model smollm2-135m --record tokens --quirk kv-bit-flip:request=0,layer=5,position=20,after_step=40
 """
 
+QUIRKS = "\b\nDefects that --quirk imitates, off unless named:\n" + "\n".join(
+    f"  {line}" for line in help_text().splitlines()
+)
 
-@console.command(help=HELP)
+
+@console.command(help=HELP, epilog=QUIRKS)
 @click.option("--model", required=True, metavar="NAME|PATH", help="Name of weights on this machine, or their folder.")
 @click.option("--served-model-name", default="", metavar="NAME", help="What clients call it. Default: its own name.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
@@ -42,9 +47,24 @@ Examples:
     help="What becomes of a running request for which there is no block.",
 )
 @click.option(
+    "--kv-quant-bits",
+    type=click.Choice(["0", "8"]),
+    default="0",
+    show_default=True,
+    help="Bits of a value in the KV cache: 8 is int8 with a scale per token and head, 0 the computation's own dtype.",
+)
+@click.option("--prefix-cache", is_flag=True, help="Requests with equal prefixes share their KV blocks.")
+@click.option(
     "--request-timeout", type=click.FloatRange(0.001), default=600.0, metavar="SECONDS", help="Most for a request."
 )
 @click.option("--threads", type=click.IntRange(0, 1024), default=0, help="Of torch. Default: what torch finds.")
+@click.option(
+    "--device",
+    type=click.Choice(["auto", "cpu", "cuda"]),
+    default="auto",
+    show_default=True,
+    help="Where to run the model. auto is cuda where that is usable; a dump is best replayed on the same.",
+)
 @click.option(
     "--dump-dir",
     type=click.Path(path_type=Path, file_okay=False),
@@ -63,7 +83,8 @@ Examples:
     type=click.Choice(["none", "faulty", "live"]),
     default="faulty",
     show_default=True,
-    help="KV contents in dumps: none, blocks with a non-finite value, all in use. Always none with --record shape.",
+    help="KV contents in dumps: none, blocks with a non-finite value, all in use (for a replay with --kv restore). "
+    "Always none with --record shape.",
 )
 @click.option(
     "--ring-size",
@@ -74,7 +95,8 @@ Examples:
     help="History of steps.",
 )
 @click.option("--dumps-per-minute", type=click.IntRange(1, 10_000), default=10, help="Most dumps written.")
-@click.option("--quirk", "quirks", multiple=True, metavar="SPEC", help="Imitate a known defect. Repeatable.")
+@click.option("--quirk", "quirks", multiple=True, metavar="SPEC", help="Imitate a known defect, see below. Repeatable.")
+@click.option("--checks", is_flag=True, help="Check what every step reads, and fill freed KV blocks with NaN.")
 @console.json_option
 def server(
     *,
@@ -89,14 +111,18 @@ def server(
     max_num_seqs: int,
     max_num_batched_tokens: int,
     on_kv_exhausted: str,
+    kv_quant_bits: str,
+    prefix_cache: bool,
     request_timeout: float,
     threads: int,
+    device: str,
     dump_dir: Path,
     record: str,
     record_kv: str,
     ring_size: int,
     dumps_per_minute: int,
     quirks: tuple[str, ...],
+    checks: bool,
     as_json: bool,
 ) -> None:
     # Idle OpenMP threads would spin and take cores that the event loop needs. Read when torch is loaded.
@@ -116,14 +142,18 @@ def server(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         on_kv_exhausted=OnExhausted(on_kv_exhausted),
+        kv_quant_bits=8 if kv_quant_bits == "8" else 0,
+        prefix_cache=prefix_cache,
         request_timeout_s=request_timeout,
         threads=threads,
+        device=device,  # type: ignore[arg-type]
         dump_dir=dump_dir,
         record=record,
         record_kv=record_kv,
         ring_bytes=ring_size * 1024,
         dumps_per_minute=dumps_per_minute,
         quirks=quirks,
+        checks=checks,
         debug_level=console.debug_level(),
         launch_arguments=tuple(sys.argv[1:]),
     )

@@ -16,6 +16,7 @@ from dumps.schema import state_pb2 as pb
 from dumps.schema.reader import Dump
 from dumps.tensors import LE32_BYTES
 from dumps.text import printable
+from replay.cli.trace_view import describe_trace
 
 MOST_REQUESTS = 20
 MOST_STEPS = 8
@@ -195,6 +196,7 @@ def _kv(dump: Dump) -> RenderableType | None:
     return _pairs(
         [
             ("blocks", f"{kv.num_blocks} of {kv.block_size} tokens, {free} free"),
+            ("quantised to", f"{kv.quant_bits} bits" if kv.quant_bits else ""),
             ("kv_cache_used_bytes", f"{kv.used_bytes:,}{share}"),
             ("max_kv_cache_bytes", f"{kv.max_bytes:,}"),
             ("seq_len_exceeded_at", f"{kv.seq_len_exceeded_at}" if kv.HasField("seq_len_exceeded_at") else ""),
@@ -202,6 +204,11 @@ def _kv(dump: Dump) -> RenderableType | None:
             ("contents", f"{kv.contents_selection or 'none'}, {len(kv.contents_blocks) // LE32_BYTES} blocks"),
         ]
     )
+
+
+def _trace(dump: Dump) -> RenderableType | None:
+    lines = describe_trace(dump.state)
+    return Text("\n".join(lines)) if lines else None
 
 
 def _stacks(dump: Dump) -> RenderableType | None:
@@ -258,6 +265,7 @@ _PARTS: tuple[tuple[str, Callable[[Dump], RenderableType | None]], ...] = (
     ("Requests", _requests),
     ("Last steps", _steps),
     ("KV cache at the end of the record", _kv),
+    ("Trace", _trace),
     ("Sections", _sections),
     ("Fidelity ledger", _ledger),
     ("Quirks and redactions", _notes),

@@ -24,7 +24,7 @@ def first_non_finite(kv: KVStore, requests: Sequence[Request]) -> NonFinitePlace
     slots = _slots_in_use(kv, requests)
     index = torch.from_numpy(slots).to(kv.data.device)
     for layer in range(kv.num_layers):
-        finite = torch.isfinite(kv.data[layer].index_select(0, index)).flatten(2).all(dim=2)
+        finite = kv.finite(layer, index)
         for which, tensor in enumerate(TENSORS):
             bad = (~finite[:, which]).nonzero()
             if bad.numel() == 0:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class Defects:
     """``register_early``: the prefix cache knows a block from its allocation on, before anything was written to it.
 
-    ``abort_twice``: an abort that comes after its request has finished raises instead of doing nothing.
+    ``abort_twice``: an abort that comes after its request has finished makes the next step raise.
     ``multinomial``: tokens are drawn by `torch.multinomial` from float16 probabilities, which may not be finite.
     """
 

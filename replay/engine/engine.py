@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from replay.engine.failure import Failure, FailureKind
+from replay.engine.early_exit import Fallback, fallbacks
+from replay.engine.failure import Failure, FailureKind, blamed
 from replay.engine.live import LiveScheduler
 from replay.engine.request import FinishCause, Request
 from replay.engine.schedule import Executor, Finish, Sample, StepPlan
@@ -18,12 +19,14 @@ from replay.errors import KVCacheExhausted
 
 @dataclass(slots=True)
 class StepOutcome:
-    """What a step did. ``finished`` holds everything that ended in it except aborts, which came from outside."""
+    """What a step did. ``finished`` holds everything that ended in it except aborts, which came from outside;
+    ``fallbacks`` the decisions to go on that its requests asked to be traced."""
 
     plan: StepPlan
     samples: dict[str, Sample] = field(default_factory=dict)
     finished: list[Finish] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
+    fallbacks: list[Fallback] = field(default_factory=list)
 
 
 class EngineHooks(Protocol):
@@ -98,6 +101,7 @@ class Engine:
         used = self.scheduler.pool.num_used
         committed = self.scheduler.commit(plan, outcome.samples)
         outcome.finished = plan.finished + committed
+        outcome.fallbacks = fallbacks(plan, outcome.samples)
         outcome.failures.extend(
             self._truncation(finish, plan, used) for finish in committed if finish.cause.truncates_silently
         )
@@ -109,15 +113,17 @@ class Engine:
         """The failure that an exception out of `step` is. Call it before the scheduler is touched again."""
         plan = self.scheduler.unfinished
         attempt = plan.exhausted[-1] if isinstance(error, KVCacheExhausted) and plan.exhausted else None
+        known = blamed(error)
         pool = self.scheduler.pool
         return Failure(
             kind=FailureKind.EXCEPTION,
             invariant="kv-pool-exhausted" if attempt else "",
             exception_type=f"{type(error).__module__}.{type(error).__qualname__}",
             message=str(error),
-            request_id=attempt.request.id if attempt else None,
+            request_id=attempt.request.id if attempt else known.request_id if known else None,
             step=plan.index,
-            position=attempt.request.num_computed if attempt else None,
+            position=attempt.request.num_computed if attempt else known.position if known else None,
+            non_finite=known.non_finite if known else None,
             kv_cache_used_bytes=self._bytes(pool.num_used),
             max_kv_cache_bytes=self._bytes(pool.num_blocks),
             seq_len_exceeded_at=attempt.request.num_tokens if attempt else None,
@@ -153,6 +159,8 @@ class Engine:
 
     def _non_finite(self, outcome: StepOutcome) -> list[Failure]:
         failures: list[Failure] = []
+        if all(sample.finite for sample in outcome.samples.values()):
+            return failures
         for chunk in outcome.plan.chunks:
             request = chunk.request
             sample = outcome.samples.get(request.id)

@@ -11,6 +11,7 @@ class FailureKind(StrEnum):
 
     SILENT_TRUNCATION = "silent-truncation"
     NON_FINITE = "non-finite"
+    CONTAMINATION = "contamination"
     EXCEPTION = "exception"
     TIMEOUT = "timeout"
     STALL = "stall"
@@ -21,7 +22,8 @@ class FailureKind(StrEnum):
 class NonFinitePlace:
     """Where the first non-finite value sits, searched by layer, then key before value, then block, then slot.
 
-    ``where`` is "kv-cache" when the cache explains it, else "logits" and the other fields are None.
+    ``where`` is "kv-cache" when the cache explains it, else "logits" or one of `SAMPLER_STAGES`, and the other fields
+    are None.
     """
 
     where: str
@@ -30,6 +32,25 @@ class NonFinitePlace:
     block: int | None = None
     slot: int | None = None
     position: int | None = None
+    written_by_step: int | None = None
+
+
+SAMPLER_STAGES = ("temperature", "softmax")
+"""Stages in which a sampler can make finite logits non-finite."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotRead:
+    """A slot that was about to be read, or a block about to be written, and was not what its request takes it for.
+
+    ``writer`` is the id of the request whose token lies in the slot, ``writer_position`` that token's position; None
+    where nothing was ever written, or the record does not go back that far.
+    """
+
+    block: int
+    slot: int
+    writer: str | None = None
+    writer_position: int | None = None
     written_by_step: int | None = None
 
 
@@ -52,3 +73,28 @@ class Failure:
     max_kv_cache_bytes: int | None = None
     seq_len_exceeded_at: int | None = None
     non_finite: NonFinitePlace | None = None
+    read: SlotRead | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blame:
+    """Which request an exception is about, where it knows one: the evidence that its type and message leave out."""
+
+    request_id: str
+    position: int | None = None
+    non_finite: NonFinitePlace | None = None
+
+
+def blame(error: Exception, evidence: Blame) -> None:
+    """Keep evidence with an exception that is raised on, unless it has some."""
+    if not hasattr(error, _BLAME):
+        setattr(error, _BLAME, evidence)
+
+
+def blamed(error: Exception) -> Blame | None:
+    """What `blame` kept."""
+    evidence = getattr(error, _BLAME, None)
+    return evidence if isinstance(evidence, Blame) else None
+
+
+_BLAME = "pplx_blame"

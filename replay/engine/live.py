@@ -3,14 +3,21 @@
 Each step first gives every running request its next token (or the next piece of its prefill), then admits waiting
 requests while the token budget lasts. A request is admitted only when all blocks of its known tokens are free, and
 takes them at once; so only decoding can find the pool empty, and `OnExhausted` says what happens then.
+
+With a prefix cache, what is cached of a request's tokens is not computed again, except for its last one, whose logits
+are wanted: it shares those blocks, and a block that it will write into it takes as a private copy.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection
+from dataclasses import dataclass
 
 from replay.engine.block_pool import BlockPool
+from replay.engine.defects import NO_DEFECTS, Defects
+from replay.engine.failure import Blame, blame
+from replay.engine.prefix_cache import PrefixCache
 from replay.engine.request import FinishCause, FinishReason, Request, Status
 from replay.engine.schedule import (
     Chunk,
@@ -19,11 +26,21 @@ from replay.engine.schedule import (
     Finish,
     OnExhausted,
     Outcome,
+    PrefixHit,
     Sample,
     StepPlan,
     StopCheck,
 )
 from replay.errors import KVCacheExhausted
+
+
+@dataclass(frozen=True, slots=True)
+class Cached:
+    """What a waiting request can have: the blocks in ``shared``, and a copy of ``copied_from`` behind them."""
+
+    num_tokens: int
+    shared: tuple[int, ...]
+    copied_from: int | None
 
 
 class LiveScheduler:
@@ -36,9 +53,13 @@ class LiveScheduler:
         eos_token_ids: Collection[int] = (),
         stop_check: StopCheck | None = None,
         first_step: int = 0,
+        defects: Defects = NO_DEFECTS,
     ) -> None:
         self.config = config
         self.pool = BlockPool(config.num_blocks)
+        self.cache = PrefixCache(config.block_size) if config.prefix_cache else None
+        self.pool.cache = self.cache
+        self.defects = defects
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.next_step = first_step
@@ -46,6 +67,7 @@ class LiveScheduler:
         self._stop_check = stop_check
         self._arrived: list[Request] = []
         self._aborted: list[Finish] = []
+        self._gone: Request | None = None
         self.unfinished = StepPlan(index=first_step)
 
     def add(self, request: Request) -> None:
@@ -53,11 +75,17 @@ class LiveScheduler:
         self._arrived.append(request)
 
     def abort(self, request: Request, cause: FinishCause) -> None:
-        """End a request from outside. Does nothing when it has finished already."""
-        if request.finished:
-            return
+        """End a request from outside. Does nothing when it has finished already.
+
+        Under the defect ``abort_twice`` the next `plan` then raises KeyError, so that its step has the abort on record.
+        """
         finish = Finish(request, FinishReason.ABORT, cause)
-        self._end(finish)
+        if not request.finished:
+            self._end(finish)
+        elif self.defects.abort_twice:
+            self._gone = request
+        else:
+            return
         self._aborted.append(finish)
 
     def plan(self) -> StepPlan | None:
@@ -88,12 +116,14 @@ class LiveScheduler:
             if request.finished:  # aborted between plan and commit
                 continue
             request.num_computed = chunk.start + chunk.num_tokens
-            if not draws:
+            sample = samples[request.id] if draws else None
+            if self.cache is not None:
+                self._remember(self.cache, chunk, spoilt=sample is not None and not sample.finite)
+            if sample is None:
                 continue
-            sample = samples[request.id]
             if sample.finite:
                 request.tokens.append(sample.token)
-                finish = self._finish_by_token(request)
+                finish = self._finish_by_token(request, sample)
             else:
                 finish = Finish(request, FinishReason.ERROR, FinishCause.NON_FINITE)
             if finish is not None:
@@ -110,6 +140,13 @@ class LiveScheduler:
             assert request.num_computed <= len(request.blocks) * self.config.block_size, (
                 f"{request.id} outran its blocks"
             )
+            if self.cache is None:
+                continue
+            self.cache.check_table(request, written=not self.defects.register_early)
+            for block in request.blocks[request.num_computed // self.config.block_size :]:
+                assert self.pool.ref_counts[block] == 1 or self.defects.register_early, (
+                    f"{request.id} will write block {block}, which others share"
+                )
 
     # What both schedulers do, whoever decides.
 
@@ -117,6 +154,10 @@ class LiveScheduler:
         plan = StepPlan(index=self.next_step, arrived=self._arrived, aborted=self._aborted)
         self._arrived, self._aborted = [], []
         self.unfinished = plan
+        if self._gone is not None:
+            error = KeyError(self._gone.id)
+            blame(error, Blame(request_id=self._gone.id))
+            raise error
         return plan
 
     def _close(self, plan: StepPlan) -> StepPlan | None:
@@ -137,17 +178,53 @@ class LiveScheduler:
         return self._fits(self.waiting[0])
 
     def _fits(self, request: Request) -> bool:
-        """Whether all blocks of its known tokens are free."""
-        return self._blocks_missing(request, request.num_tokens) <= self.pool.num_free
+        """Whether all blocks of its known tokens are free, or can be shared with a request that runs."""
+        missing = self._blocks_missing(request, request.num_tokens)
+        if (cached := self._cached(request)) is not None:
+            missing -= sum(self.pool.ref_counts[block] > 0 for block in cached.shared)
+        return missing <= self.pool.num_free
+
+    def _cached(self, request: Request) -> Cached | None:
+        """What of a waiting request's tokens need not be computed; its last token always is. None for nothing."""
+        if self.cache is None or not (found := self.cache.longest_prefix(request)):
+            return None
+        usable = min(len(found) * self.config.block_size, request.num_tokens - 1)
+        whole, rest = divmod(usable, self.config.block_size)
+        return Cached(usable, tuple(found[:whole]), found[whole] if rest else None) if usable else None
 
     def _admit(self, plan: StepPlan, request: Request | None = None) -> Request:
         """Move a request, by default the next one, from waiting to running."""
         request = self.waiting[0] if request is None else request
         self.waiting.remove(request)
         request.status = Status.RUNNING
+        if (cached := self._cached(request)) is not None:
+            self._share(plan, request, cached)
         self.running.append(request)
         plan.admitted.append(request)
         return request
+
+    def _share(self, plan: StepPlan, request: Request, cached: Cached) -> None:
+        """Begin a request with cached blocks. They are taken before any block is handed out, which would evict them.
+
+        The block to be copied need not be held: copies are made before anything is computed, in order. Where it is
+        itself what the pool hands out, source and target are one.
+        """
+        self.pool.share(cached.shared)
+        own = self.pool.allocate(1) if cached.copied_from is not None else ()
+        blocks = (*cached.shared, *own)
+        request.blocks.extend(blocks)
+        request.num_computed = cached.num_tokens
+        plan.prefix_hits.append(PrefixHit(request, cached.num_tokens, blocks, cached.copied_from))
+
+    def _remember(self, cache: PrefixCache, chunk: Chunk, *, spoilt: bool) -> None:
+        """Register the blocks that a chunk has filled. Numbers that are not finite are not handed on: ``spoilt``."""
+        request, size = chunk.request, self.config.block_size
+        first, stop = chunk.start // size, request.num_computed // size
+        if spoilt:
+            for block in request.blocks:
+                self.pool.evict(block)
+        elif first < stop:
+            cache.register(request, first, stop)
 
     def _schedule(self, plan: StepPlan, request: Request, num_tokens: int) -> int:
         """Plan ``num_tokens`` of a running request. Returns how many: 0 when none were wanted or no block was found."""
@@ -159,6 +236,8 @@ class LiveScheduler:
                 return 0
         new_blocks = self.pool.allocate(missing) if missing > 0 else ()
         request.blocks.extend(new_blocks)
+        if new_blocks and self.cache is not None and self.defects.register_early:
+            self.cache.register(request, len(request.blocks) - len(new_blocks), len(request.blocks))
         plan.chunks.append(Chunk(request, request.num_computed, num_tokens, new_blocks))
         return num_tokens
 
@@ -212,21 +291,25 @@ class LiveScheduler:
             request.blocks = []
         elif request in self.waiting:
             self.waiting.remove(request)
+        if self.cache is not None:
+            self.cache.drop(request)
         request.status = Status.FINISHED
         request.finish_reason = finish.reason
         request.finish_cause = finish.cause
 
-    def _finish_by_token(self, request: Request) -> Finish | None:
+    def _finish_by_token(self, request: Request, sample: Sample) -> Finish | None:
         """What the request's last token ends, tried in the order in which a client would explain it."""
-        sampling, token = request.sampling, request.tokens[-1]
-        if request.num_output >= sampling.min_tokens:
+        sampling, token, drawn = request.sampling, request.tokens[-1], request.num_output
+        if drawn >= sampling.min_tokens:
             if token in self._eos and not sampling.ignore_eos:
                 return Finish(request, FinishReason.STOP, FinishCause.EOS)
             if token in sampling.stop_token_ids:
                 return Finish(request, FinishReason.STOP, FinishCause.STOP_TOKEN)
             if self._stop_check is not None and (cause := self._stop_check(request)) is not None:
                 return Finish(request, FinishReason.STOP, cause)
-        if sampling.max_tokens and request.num_output >= sampling.max_tokens:
+            if sample.early_exit:
+                return Finish(request, FinishReason.STOP, FinishCause.EARLY_EXIT)
+        if sampling.max_tokens and drawn >= sampling.max_tokens:
             return Finish(request, FinishReason.LENGTH, FinishCause.MAX_TOKENS)
         if request.num_tokens >= self.config.max_model_len:
             return Finish(request, FinishReason.LENGTH, FinishCause.MAX_MODEL_LEN)

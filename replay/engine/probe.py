@@ -8,11 +8,12 @@ hundreds.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch.nn import functional
 
-from replay.engine.attention import TileSizes
+from replay.engine.attention import TileSizes, Window, hidden_keys
 from replay.engine.kernels.exact import KERNELS, LinearForm, LinearFunction, packing_available
 from replay.errors import ReplayError
 
@@ -25,11 +26,16 @@ HEAD_ROWS = 64
 WIDE = 16384
 """Output features from which a layer counts as that wide."""
 
-MULTIPLES = (2, 3, 4, 5, 7, 8, 16, 25, 64, 128)
+MULTIPLES = (2, 3, 4, 5, 6, 7, 8, 16, 25, 64, 128)
 """Call sizes that are compared with calls of one tile, in tiles."""
 
-TILES = (4, 16)
-"""Row tiles that are tried, cheapest first. One row is never invariant, two not with MKL."""
+TILES = {"cpu": (4, 16), "cuda": (64, 128)}
+"""Row tiles that are tried on each kind of device, cheapest first. On a CPU one row is never invariant, two not with
+MKL. A GPU waits for weights with so few rows, and its sums over a row are cut by the number of rows below 16."""
+
+CUDA_TILES = 8
+"""Tiles of a call, at most, on CUDA. Fewer than on a CPU, so that every size of call is probed: there a kernel is
+chosen by the exact size."""
 
 
 class NoExactKernel(ReplayError):
@@ -38,10 +44,13 @@ class NoExactKernel(ReplayError):
     remedy = "Run with --kernels stock, and report the machine and library versions."
 
 
-def random_rows(rows: int, features: int, dtype: torch.dtype) -> torch.Tensor:
-    """Rows [rows, features] from a generator of its own, so that torch's global one is left alone."""
+def random_rows(rows: int, features: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> torch.Tensor:
+    """Rows [rows, features] from a generator of its own, so that torch's global one is left alone.
+
+    They are the same on every device.
+    """
     generator = torch.Generator().manual_seed(rows * 1_000_003 + features)
-    return torch.randn((rows, features), generator=generator).to(dtype)
+    return torch.randn((rows, features), generator=generator).to(device, dtype)
 
 
 def rows_agree(function: LinearFunction, rows: torch.Tensor, *, tile: int, most: int) -> bool:
@@ -62,6 +71,12 @@ def rows_agree(function: LinearFunction, rows: torch.Tensor, *, tile: int, most:
     return True
 
 
+def require_rows_agree(what: str, function: LinearFunction, rows: torch.Tensor, *, tile: int) -> None:
+    """Raise `NoExactKernel` unless `rows_agree` in calls of any size. ``what`` names the function."""
+    if not rows_agree(function, rows, tile=tile, most=rows.shape[0]):
+        raise NoExactKernel(f"{what} gives a row other bits in calls of other sizes")
+
+
 def choose_tile(layers: Sequence[tuple[torch.Tensor, torch.Tensor | None]]) -> tuple[int, list[LinearForm]]:
     """The row tile for a model, and a form for each of its distinct layers, given as (weight, bias).
 
@@ -69,16 +84,17 @@ def choose_tile(layers: Sequence[tuple[torch.Tensor, torch.Tensor | None]]) -> t
     that many rows for the layers that fail.
     """
     forms: list[LinearForm] = []
-    for tile in TILES:
+    tiles = TILES[layers[0][0].device.type]
+    for tile in tiles:
         forms = [choose_form(weight, bias, tile=tile) for weight, bias in layers]
         if not any(form.rows for form in forms):
             return tile, forms
-    return TILES[-1], forms
+    return tiles[-1], forms
 
 
 def choose_form(weight: torch.Tensor, bias: torch.Tensor | None, *, tile: int) -> LinearForm:
     """The cheapest form of a linear layer whose rows agree for multiples of `tile`."""
-    kernels = ["packed", "plain"] if packing_available() else ["plain"]
+    kernels = ["packed", "plain"] if weight.device.type == "cpu" and packing_available() else ["plain"]
     return choose([(kernel, KERNELS[kernel](weight, bias)) for kernel in kernels], weight, bias, tile=tile)
 
 
@@ -93,9 +109,10 @@ def choose(
 
     Raises `NoExactKernel` when none computes the layer.
     """
-    wide = weight.shape[0] >= WIDE
-    count = HEAD_ROWS if wide else ROWS
-    rows = random_rows(count, weight.shape[1], weight.dtype)
+    count = HEAD_ROWS if weight.shape[0] >= WIDE else ROWS
+    if weight.device.type == "cuda":
+        count = CUDA_TILES * tile
+    rows = random_rows(count, weight.shape[1], weight.dtype, weight.device)
     few = rows[:tile]
     expected = functional.linear(few.float(), weight.float(), None if bias is None else bias.float())
     tolerance = 1e-4 if weight.dtype == torch.float32 else 2e-2
@@ -112,44 +129,84 @@ def choose(
     return LinearForm(kernel=right[0][0], rows=tile, most=count)
 
 
-def choose_attention(
-    *, num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, max_keys: int, rows: int
-) -> TileSizes:
-    """Tile sizes for attention: a small tile for decode if its bits equal the large one's, keys padded to 512.
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """What the attention of a model looks like. ``windows`` are those of its layers."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+    windows: tuple[Window, ...] = (None,)
+
+    @property
+    def repeat(self) -> int:
+        """Query heads for each head of keys and values."""
+        return self.num_heads // self.num_kv_heads
+
+    @property
+    def prefill(self) -> int:
+        """Queries of a large tile."""
+        # From 192 query rows on, torch's CPU kernel blocks differently and packs, depending on the batch.
+        return next(size for size in (16, 8, 4, 2) if size * self.repeat < 192 or size == 2)
+
+
+def choose_attention(shape: AttentionShape, *, rows: int, max_keys: int) -> TileSizes:
+    """Tile sizes for attention on the CPU, from `fitting_attention`.
 
     Where padding changes bits, keys are padded to `max_keys` always, the one length that cannot vary.
     """
-    repeat = num_heads // num_kv_heads
-    # From 192 query rows on, torch's CPU kernel blocks differently and packs, depending on the batch.
-    prefill = next(size for size in (16, 8, 4, 2) if size * repeat < 192 or size == 2)
-    problem = _AttentionProblem(num_kv_heads, repeat, head_dim, dtype)
-    expected = problem.run(queries=prefill, keys=512)
-    if not _same(problem.run(queries=prefill, keys=1024), expected):
-        longest = -(-max_keys // 512) * 512
-        return TileSizes(rows=rows, decode=prefill, prefill=prefill, keys=longest)
-    decode = next(
-        (
-            size
-            for size in (2, 4, 8)
-            if size < prefill
-            and _same(problem.run(queries=size, keys=512), expected)
-            and _same(problem.run(queries=size, keys=1024), expected)
-        ),
-        prefill,
-    )
+    return fitting_attention(shape, rows=rows) or fixed_attention(shape, rows=rows, max_keys=max_keys)
+
+
+def fixed_attention(shape: AttentionShape, *, rows: int, max_keys: int, alone: bool = False) -> TileSizes:
+    """Tile sizes that leave nothing to vary but the number of tiles in a call; ``alone`` fixes that too."""
+    longest = -(-max_keys // 512) * 512
+    return TileSizes(rows=rows, decode=shape.prefill, prefill=shape.prefill, keys=longest, alone=alone)
+
+
+def fitting_attention(shape: AttentionShape, *, rows: int, device: torch.device | str = "cpu") -> TileSizes | None:
+    """Tile sizes with keys padded to 512 and a small tile for decode if its bits equal the large one's.
+
+    None where padding, or the number of tiles in a call, changes bits. With a short window, whole blocks of keys are
+    hidden from all queries of a tile; that is tried as well.
+    """
+    prefill = shape.prefill
+    problems = [_AttentionProblem(shape, device, window=window) for window in shape.windows]
+    # Behind a first block of 512 keys that no query of a short window sees.
+    problems += [
+        _AttentionProblem(shape, device, window=window, first=600) for window in shape.windows if window is not None
+    ]
+    expected = [problem.run(queries=prefill, keys=problem.least) for problem in problems]
+
+    def agrees(queries: int) -> bool:
+        return all(
+            _same(problem.run(queries=queries, keys=problem.least + more), result)
+            for problem, result in zip(problems, expected, strict=True)
+            for more in (0, 512)
+        )
+
+    if not agrees(prefill):
+        return None
+    decode = next((size for size in (2, 4, 8) if size < prefill and agrees(size)), prefill)
     return TileSizes(rows=rows, decode=decode, prefill=prefill, keys=512)
 
 
 class _AttentionProblem:
-    """64 queries at positions 200-263 of one sequence, tiled in any way."""
+    """64 queries of one sequence from position `first` on, tiled in any way. ``least`` keys hold them."""
 
-    first, count = 200, 64
+    count = 64
 
-    def __init__(self, kv_heads: int, repeat: int, dim: int, dtype: torch.dtype) -> None:
-        self.kv_heads, self.repeat, self.dim = kv_heads, repeat, dim
-        self.query = random_rows(self.count, kv_heads * repeat * dim, dtype).view(self.count, kv_heads, repeat, dim)
+    def __init__(
+        self, shape: AttentionShape, device: torch.device | str, *, window: Window = None, first: int = 200
+    ) -> None:
+        self.kv_heads, self.repeat, self.dim = kv_heads, repeat, dim = shape.num_kv_heads, shape.repeat, shape.head_dim
+        self.window, self.first = window, first
+        self.least = -(-(first + self.count) // 512) * 512
+        query = random_rows(self.count, kv_heads * repeat * dim, shape.dtype, device)
+        self.query = query.view(self.count, kv_heads, repeat, dim)
         self.key, self.value = (
-            random_rows(self.first + self.count + extra, kv_heads * dim, dtype)[extra:].view(-1, kv_heads, dim)
+            random_rows(first + self.count + extra, kv_heads * dim, shape.dtype, device)[extra:].view(-1, kv_heads, dim)
             for extra in (0, 1)
         )
 
@@ -163,8 +220,8 @@ class _AttentionProblem:
             padded = part.new_zeros((keys, self.kv_heads, self.dim))
             padded[: part.shape[0]] = part
             both.append(padded.transpose(0, 1)[None].expand(tiles, -1, -1, -1))
-        positions = torch.arange(self.first, self.first + self.count).view(tiles, 1, queries, 1)
-        hidden = torch.arange(keys)[None, None, None, :] > positions
+        positions = torch.arange(self.first, self.first + self.count, device=self.query.device)
+        hidden = hidden_keys(positions, keys, self.window).view(tiles, 1, queries, keys)
         mask = self.query.new_zeros(hidden.shape).masked_fill_(hidden, float("-inf")).repeat(1, 1, self.repeat, 1)
         scale = self.dim**-0.5
 

@@ -1,35 +1,50 @@
 """Imitations of defects that real engines and machines had. All are off unless named.
 
-A quirk is written ``name:key=value,key=value``. It is recorded in the dump and shown in every report, since a failure
-made by one is not a failure of the engine.
+A quirk is written ``name:key=value,key=value``, or ``name`` where it has no parameters. It is recorded in the dump and
+shown in every report, since a failure made by one is not a failure of the engine. A replay has the same defects of code
+in force as the run it replays, or the failure could not come back. Damage to data is never done again: it enters a
+replay only through recorded KV contents. Torch-free; what acts on a cache is in `replay.engine.damage`.
 """
 
 from __future__ import annotations
 
 import difflib
-import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Protocol
 
-import torch
-
-from replay.engine.engine import EngineHooks, StepOutcome
-from replay.engine.kv_store import KVStore
-from replay.engine.request import Request
-from replay.engine.schedule import StepPlan
+from replay.engine.block_reuse import FreeBlockReuse
+from replay.engine.defects import Defects
+from replay.engine.engine import EngineHooks
+from replay.engine.live import LiveScheduler
 from replay.errors import UsageError
 
-log = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from replay.engine.kv_store import KVStore
+
+_REQUEST = "which request, counted from 0 in order of arrival"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuirkKind:
-    """A defect that can be imitated. ``parameters`` names its integer parameters and says what each means."""
+    """A defect that can be imitated. ``parameters`` names its integer parameters and says what each means.
+
+    ``defect`` says what happens, ``seen_in`` where it was reported. ``damages_data`` marks what spoils the cache of one
+    run; the others are defects of code. ``switch`` is the field of `Defects` that turns one on. ``changes_tokens`` says
+    that answers are other ones without it, ``needs_model`` that nothing of it shows in scheduler and block pool, and
+    ``mixes_blocks`` that a request reads what others left behind: only computing every step from the first gives that.
+    """
 
     name: str
     defect: str
+    seen_in: str
     parameters: Mapping[str, str]
+    damages_data: bool = False
+    switch: str = ""
+    changes_tokens: bool = True
+    needs_model: bool = False
+    mixes_blocks: bool = False
 
 
 KINDS: dict[str, QuirkKind] = {
@@ -37,14 +52,74 @@ KINDS: dict[str, QuirkKind] = {
     for kind in (
         QuirkKind(
             name="kv-bit-flip",
-            defect="A memory error, or a stray write, turns one exponent bit of a cached key, which becomes NaN. "
-            "Machines without error correction have done it, and kernels that wrote past their block.",
+            defect="A memory error, or a stray write, turns one exponent bit of a cached key, which becomes NaN.",
+            seen_in="Machines without error correction have done it, and kernels that wrote past their block.",
             parameters={
-                "request": "which request, counted from 0 in order of arrival",
+                "request": _REQUEST,
                 "layer": "layer of the key",
                 "position": "token position of the key; the next ones are taken if it has no value between 1 and 2",
                 "after_step": "the engine step after which it happens",
             },
+            damages_data=True,
+            changes_tokens=False,
+            needs_model=True,
+        ),
+        QuirkKind(
+            name="int8-zero-scale",
+            defect="The scale of one token's cached keys and values is 0. A kernel that multiplies by its reciprocal "
+            "multiplies by infinity: keys and values become infinite, and NaN where the stored integer is 0.",
+            seen_in="OpenVINO's GPU kernel for a quantised KV cache made infinite scales from rows without a spread "
+            "(pull request 28326); InfiniLM read a KV scale that was never set as 0 (553).",
+            parameters={
+                "request": _REQUEST,
+                "layer": "layer of the scale",
+                "position": "token position of the scale",
+                "after_step": "the engine step after which it happens",
+            },
+            damages_data=True,
+            changes_tokens=False,
+            needs_model=True,
+        ),
+        QuirkKind(
+            name="prefix-leak",
+            defect="The prefix cache knows a block from its allocation on. A prefill that is cancelled leaves blocks "
+            "registered that were never written, and the next request with that prefix reads what lies in them.",
+            seen_in="vLLM registered blocks before the forward pass that fills them; readers of the same step got "
+            "uninitialised memory (issue tracker, 37152).",
+            parameters={},
+            switch="register_early",
+            mixes_blocks=True,
+        ),
+        QuirkKind(
+            name="abort-after-finish",
+            defect="An abort that arrives after its request has finished raises KeyError, and the engine with it.",
+            seen_in="Engines derived from vLLM died of KeyError in the step after cancelled requests "
+            "(sendnn-inference 36, tenstorrent vllm 145).",
+            parameters={},
+            switch="abort_twice",
+            changes_tokens=False,
+        ),
+        QuirkKind(
+            name="multinomial",
+            defect="Tokens are drawn by torch.multinomial from float16 probabilities. At a temperature of 1e-4 scaled "
+            "logits overflow to infinity, softmax gives NaN, and the draw raises RuntimeError.",
+            seen_in="vLLM with temperature or top_p 0.0001 (issue 1623).",
+            parameters={},
+            switch="multinomial",
+            needs_model=True,
+        ),
+        QuirkKind(
+            name="free-block-reuse",
+            defect="A block is put on the free list while its request still reads it. The next request that needs a "
+            "block gets it and writes over it.",
+            seen_in="vLLM's block allocator under eviction pressure gave answers with other requests' tokens "
+            "(issue 37076); TensorRT-LLM with a host KV cache (8813).",
+            parameters={
+                "running": "which of the running requests, counted from 0 in order of admission",
+                "block": "which block of its table, counted from 0",
+                "after_step": "the engine step after which it happens; with no such request or block, nothing does",
+            },
+            mixes_blocks=True,
         ),
     )
 }
@@ -58,26 +133,32 @@ class Quirk:
     parameters: Mapping[str, int]
 
     @property
+    def kind(self) -> QuirkKind:
+        return KINDS[self.name]
+
+    @property
     def detail(self) -> str:
         """The parameters as they are written, for the dump."""
         return ",".join(f"{key}={value}" for key, value in self.parameters.items())
 
     def __str__(self) -> str:
-        return f"{self.name}:{self.detail}"
+        return f"{self.name}:{self.detail}" if self.parameters else self.name
 
 
 def parse_quirk(text: str) -> Quirk:
     """Parse ``name:key=value,...``. Raises `UsageError` that says which part is wrong and what would be right."""
-    name, _, rest = text.partition(":")
+    name, colon, rest = text.partition(":")
     kind = KINDS.get(name)
     if kind is None:
-        raise UsageError(f"no quirk is called {name!r}", remedy=_nearest(name, list(KINDS)))
+        raise UsageError(f"no quirk is called {name!r}", remedy=nearest(name, list(KINDS)))
+    if not kind.parameters and colon:
+        raise UsageError(f"quirk {name} has no parameters, got {rest[:80]!r}", remedy=f"Write it as {name}.")
     example = f"{name}:" + ",".join(f"{key}=0" for key in kind.parameters)
     parameters: dict[str, int] = {}
     for part in rest.split(",") if rest else []:
         key, equals, value = part.partition("=")
         if key not in kind.parameters:
-            raise UsageError(f"quirk {name} has no parameter {key!r}", remedy=_nearest(key, list(kind.parameters)))
+            raise UsageError(f"quirk {name} has no parameter {key!r}", remedy=nearest(key, list(kind.parameters)))
         if key in parameters:
             raise UsageError(f"quirk {name}: {key} is given twice", remedy=f"Write it once, as in {example}.")
         if not equals or not (value.isascii() and value.isdigit()) or len(value) > 18:
@@ -93,6 +174,17 @@ def parse_quirk(text: str) -> Quirk:
     return Quirk(name=name, parameters={key: parameters[key] for key in kind.parameters})
 
 
+def help_text() -> str:
+    """All quirks, one paragraph each: how it is written, what it does, where it was seen."""
+    lines: list[str] = []
+    for kind in KINDS.values():
+        lines.append(kind.name + (":" + ",".join(f"{key}=N" for key in kind.parameters) if kind.parameters else ""))
+        meanings = (f"{key}: {meaning}" for key, meaning in kind.parameters.items())
+        for paragraph in (kind.defect, kind.seen_in, *meanings):
+            lines += textwrap.wrap(paragraph, 72, initial_indent="    ", subsequent_indent="    ")
+    return "\n".join(lines)
+
+
 class ActiveQuirk(EngineHooks, Protocol):
     """A quirk at work in an engine. ``happened`` says what it did, and is empty until then."""
 
@@ -100,81 +192,27 @@ class ActiveQuirk(EngineHooks, Protocol):
 
 
 def activate(quirk: Quirk, kv: KVStore) -> ActiveQuirk:
-    """The hook that imitates the defect on `kv`. Raises `UsageError` when a parameter does not fit this model."""
-    return _ACTIVE[quirk.name](quirk, kv)
+    """The hook that does a quirk's damage to `kv`. Raises `UsageError` when a parameter does not fit this model.
 
-
-class KvBitFlip:
-    """Flips the top exponent bit of the first key element with magnitude above 1 and below 2, which gives NaN.
-
-    Such an element has all exponent bits but the top one set, so this one flip sets them all. Exactly 1 would become
-    infinity, and a score of minus infinity only masks the key.
+    Only for quirks that damage data. A hook acts once, however many sessions a server opens.
     """
+    from replay.engine.damage import HOOKS  # needs torch
 
-    def __init__(self, quirk: Quirk, kv: KVStore) -> None:
-        self.happened = ""
-        self._kv = kv
-        self._arrival = quirk.parameters["request"]
-        self._layer = quirk.parameters["layer"]
-        self._position = quirk.parameters["position"]
-        self._after_step = quirk.parameters["after_step"]
-        self._seen: list[Request] = []
-        self._done = False
-        if self._layer >= kv.num_layers:
-            raise UsageError(
-                f"quirk {quirk.name}: layer {self._layer} is beyond the model's last, {kv.num_layers - 1}",
-                remedy="Choose a lower layer.",
-            )
-
-    def planned(self, plan: StepPlan) -> None:
-        """Learn the order of arrival."""
-        if not self._done:
-            self._seen.extend(request for request in plan.arrived if request not in self._seen)
-
-    def stepped(self, outcome: StepOutcome) -> None:
-        """Flip the bit once ``after_step`` is over and the position is in the cache."""
-        if self._done or outcome.plan.index < self._after_step or len(self._seen) <= self._arrival:
-            return
-        request = self._seen[self._arrival]
-        if request.finished:
-            self._finish(f"nothing: request {request.id} had ended by step {outcome.plan.index}")
-        elif request.num_computed > self._position:
-            self._flip(request, outcome.plan.index)
-
-    def _flip(self, request: Request, step: int) -> None:
-        for position in range(self._position, request.num_computed):
-            slot = request.slot(position, self._kv.block_size)
-            key = self._kv.data[self._layer, slot, 0].view(-1)
-            candidates = ((key.abs() > 1) & (key.abs() < 2)).nonzero()
-            if candidates.numel():
-                element = int(candidates[0, 0])
-                flip_top_exponent_bit(key, element)
-                block, place = divmod(slot, self._kv.block_size)
-                self._finish(
-                    f"after step {step}: flipped the top exponent bit of key element {element} in layer {self._layer}, "
-                    f"block {block}, slot {place} (request {request.id}, position {position}): {float(key[element])}"
-                )
-                return
-            log.warning("kv-bit-flip: no key element between 1 and 2 at position %d, trying the next", position)
-
-    def _finish(self, happened: str) -> None:
-        self.happened = happened
-        self._done = True
-        self._seen.clear()
-        log.warning("quirk kv-bit-flip: %s", happened)
+    return HOOKS[quirk.name](quirk, kv)
 
 
-def flip_top_exponent_bit(values: torch.Tensor, element: int) -> None:
-    """Flip bit 30 of a float32, or bit 14 of a bfloat16, in a contiguous one-dimensional tensor."""
-    if values.dtype == torch.float32:
-        values.view(torch.int32)[element] ^= 1 << 30
-    else:
-        values.view(torch.int16)[element] ^= 1 << 14
+def code_hooks(quirks: Iterable[Quirk], scheduler: LiveScheduler) -> list[ActiveQuirk]:
+    """Hooks of those defects of code that act on a scheduler from outside. They belong to this scheduler."""
+    return [FreeBlockReuse(quirk.parameters, scheduler) for quirk in quirks if quirk.name == "free-block-reuse"]
 
 
-_ACTIVE: dict[str, Callable[[Quirk, KVStore], ActiveQuirk]] = {"kv-bit-flip": KvBitFlip}
+def defects_of(quirks: Iterable[Quirk]) -> Defects:
+    """The switches that these quirks turn on."""
+    known = {field.name for field in fields(Defects)}
+    return Defects(**{quirk.kind.switch: True for quirk in quirks if quirk.kind.switch in known})
 
 
-def _nearest(name: str, names: Sequence[str]) -> str:
+def nearest(name: str, names: Sequence[str]) -> str:
+    """A remedy that names those of `names` which look most like `name`, all of them when none does."""
     close = difflib.get_close_matches(name, names, n=3, cutoff=0.4) or names
     return f"Did you mean: {', '.join(close)}?"

@@ -108,6 +108,9 @@ class InternalFlags:
     fallback_trace: bool = False
 
 
+NO_FLAGS = InternalFlags()
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class Request:
     """One sequence being generated. The scheduler owns and mutates it; others read.

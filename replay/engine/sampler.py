@@ -19,6 +19,12 @@ Scores = NDArray[np.float64]
 
 _FLOAT32 = np.finfo(np.float32)
 
+LUCKY = np.uint64(2**64 - 2**54)
+"""Raw noise of one token in 1,024: that from which the uniform number is at least 1 - 2**-10."""
+
+MOST_WITHOUT_LUCK = 6.94
+"""Above all Gumbel noise that smaller raw noise gives: -log(-log(1 - 2**-10)) is 6.931."""
+
 
 def is_finite(logits: Row) -> bool:
     """Whether a row can be drawn from: no NaN, no +inf, and at least one finite value (-inf alone is masking)."""
@@ -29,8 +35,9 @@ def margin(logits: Row) -> float:
     """Top-1 minus top-2 of the raw logits: how far the argmax is from flipping. +inf for a row with one value."""
     if logits.size < 2:
         return float("inf")
-    second, first = np.partition(logits, logits.size - 2)[-2:]
-    return float(first) - float(second)
+    best = int(logits.argmax())
+    others = [float(part.max()) for part in (logits[:best], logits[best + 1 :]) if part.size]
+    return float(logits[best]) - max(others)
 
 
 def gumbel_noise(*, seed: int, sample_index: int, position: int, size: int) -> NDArray[np.uint64]:
@@ -122,12 +129,23 @@ def draw(
     if sampling.temperature == 0.0 or row[best] == -np.inf:
         return best
     ids, scores = kept(row, sampling)
-    noise = gumbel_noise(seed=sampling.seed, sample_index=sample_index, position=position, size=row.size)[ids]
-    # 52 bits and a half: never 0 and never 1, so that both logarithms are finite.
-    uniform = ((noise >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
-    values = scores - np.log(-np.log(uniform))
-    winners = ids[values == values.max()]
+    noise = gumbel_noise(seed=sampling.seed, sample_index=sample_index, position=position, size=row.size)
+    if ids.size < row.size:
+        noise = noise[ids]
+    # Logarithms only for those that can win: the lucky, the best, and whoever could reach their value without luck.
+    chosen = noise >= LUCKY
+    chosen[scores.argmax()] = True
+    chosen |= scores >= _noisy(scores[chosen], noise[chosen]).max() - MOST_WITHOUT_LUCK
+    values = _noisy(scores[chosen], noise[chosen])
+    winners = ids[chosen][values == values.max()]
     return int(winners.min())
+
+
+def _noisy(scores: Scores, noise: NDArray[np.uint64]) -> Scores:
+    """Scores plus Gumbel noise from 52 bits and a half: never 0 and never 1, so that both logarithms are finite."""
+    uniform = ((noise >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
+    values: Scores = scores - np.log(-np.log(uniform))
+    return values
 
 
 def _ranked(scores: Scores, at_least: int) -> NDArray[np.int64]:

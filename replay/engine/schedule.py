@@ -58,7 +58,7 @@ class Chunk:
     @property
     def samples(self) -> bool:
         """Whether the chunk reaches the request's last token, so that the next one is drawn from its logits."""
-        return self.start + self.num_tokens == self.request.num_tokens
+        return self.start + self.num_tokens == len(self.request.tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,12 +115,24 @@ class StepPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class Confidence:
+    """How sure the model was: the likeliest token ids with their softmax probabilities, likeliest first."""
+
+    candidates: tuple[tuple[int, float], ...]
+
+    @property
+    def top(self) -> float:
+        return self.candidates[0][1] if self.candidates else 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Sample:
     """A drawn token.
 
     ``digest`` is the blake2b-64 of the float32 logits row; ``finite`` is False when that row held a NaN or +inf, and
     then ``token`` means nothing. ``margin`` is the top-1 minus top-2 logit, ``gap`` the top-1 minus that of the token
-    which a replay expected here.
+    which a replay expected here, ``nll`` the negative log-likelihood of that token. ``confidence`` is there for a
+    request whose flags ask for it, and ``early_exit`` says that it reached their threshold.
     """
 
     token: int
@@ -128,6 +140,9 @@ class Sample:
     finite: bool = True
     margin: float | None = None
     gap: float | None = None
+    nll: float | None = None
+    confidence: Confidence | None = None
+    early_exit: bool = False
 
 
 class Executor(Protocol):

@@ -9,145 +9,103 @@ import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from replay import strict_json
+from replay.engine.architectures import TESTED, check_supported, windows_of
 from replay.engine.attention import EXACT, STOCK, TileSizes
-from replay.engine.kernels.exact import KERNELS, ExactLinear, ExactSiLU, LinearForm, exact_attention
+from replay.engine.device import Settings, device_facts, prepare, resolve
+from replay.engine.exact_model import make_exact
+from replay.engine.kernels.cuda import choose_backend
+from replay.engine.kernels.exact import LinearForm, exact_attention
 from replay.engine.kernels.stock import stock_attention
-from replay.engine.kv_store import DTYPES, KVStore
-from replay.engine.probe import choose_attention, choose_tile
+from replay.engine.kv_store import DTYPES
+from replay.engine.loaded import Kernels, LoadedModel
+from replay.engine.probe import AttentionShape, choose_attention
+from replay.engine.probe_attention import quicker_attention
+from replay.engine.self_check import require_same_as_transformers
 from replay.errors import ModelUnavailable, UnsupportedModel
+
+__all__ = ["TESTED", "Kernels", "LoadedModel", "check_weight_files", "eos_token_ids", "load_model"]
 
 ISA_LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "MKL_CBWR")
 """Environment variables that hold libraries back to older instructions, whose results have other bits."""
 
-Kernels = Literal["exact", "stock"]
-
-TESTED: dict[str, dict[str, tuple[str, ...]]] = {
-    "LlamaForCausalLM": {
-        "hidden_act": ("silu", "swish"),
-        # The dynamic types compute frequencies from the longest position in the batch.
-        "rope_type": ("default", "linear", "llama3"),
-    },
-}
-"""Architectures whose exactness is tested, with the settings for which that holds."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadedModel:
-    """A model ready to run, with what its probe found. ``head`` maps hidden states to logits, in whole row tiles.
-
-    ``numerics`` holds everything here that can change bits, as strings: it goes into the platform fingerprint.
-    """
-
-    model: Any
-    head: Any
-    architecture: str
-    vocab_size: int
-    max_position_embeddings: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    hidden_size: int
-    eos_token_ids: tuple[int, ...]
-    dtype: str
-    device: str
-    kernels: Kernels
-    sizes: TileSizes
-    threads: int
-    numerics: dict[str, str]
-
-    def kv_store(self, *, num_blocks: int, block_size: int) -> KVStore:
-        """An empty cache of the model's shape."""
-        return KVStore(
-            num_blocks=num_blocks,
-            block_size=block_size,
-            num_layers=self.num_layers,
-            num_kv_heads=self.num_kv_heads,
-            head_dim=self.head_dim,
-            dtype=self.dtype,
-            device=self.device,
-        )
+NEEDED_FACTS = ("num_attention_heads", "num_hidden_layers", "hidden_size", "vocab_size", "max_position_embeddings")
 
 
 def load_model(folder: Path, *, dtype: str, kernels: Kernels = "exact", device: str = "cpu") -> LoadedModel:
     """Load the weights in `folder` in `dtype` ("float32" or "bfloat16") and probe them on the current thread count.
 
-    Raises `ModelUnavailable` when the folder holds no usable weights, `UnsupportedModel` when they are not on the
-    tested list.
+    ``device`` is a word for `replay.engine.device.resolve`, which says what it raises. Raises `ModelUnavailable` when
+    the folder holds no usable weights, `UnsupportedModel` when they are not on the tested list. Stock kernels also run
+    a model that is not, if it then computes what transformers does.
     """
     if dtype not in DTYPES:
         raise UnsupportedModel(f"dtype {dtype!r} is not supported", remedy=f"Use one of: {', '.join(DTYPES)}.")
-    if device != "cpu":
-        raise UnsupportedModel(f"device {device!r} is not tested yet", remedy="Use --device cpu.")
+    device = resolve(device)
     config = _read_json(folder / "config.json")
-    architecture = check_supported(config)
+    support = check_supported(config, stock=kernels == "stock")
     check_weight_files(folder)
-    model = _load(folder, architecture, DTYPES[dtype], EXACT if kernels == "exact" else STOCK)
-    facts = model.config
+    settings = prepare(device) if kernels == "exact" else Settings()  # before anything else touches the device
+    whole = _load(folder, support.architecture, DTYPES[dtype], EXACT if kernels == "exact" else STOCK).to(device)
+    facts = whole.config
+    if missing := [name for name in NEEDED_FACTS if not isinstance(getattr(facts, name, None), int)]:
+        raise UnsupportedModel(
+            f"{support.architecture} has no {missing[0]}: this engine cannot lay out its cache",
+            remedy="Replay the schedule without the model: --target schedule.",
+        )
     num_heads = facts.num_attention_heads
-    num_kv_heads = facts.num_key_value_heads
+    num_kv_heads = getattr(facts, "num_key_value_heads", None) or num_heads
     head_dim = getattr(facts, "head_dim", None) or facts.hidden_size // num_heads
+    windows = windows_of(facts)
+    if support.untested:  # whose layers may tell the attention something else than their types say
+        windows = tuple(dict.fromkeys((*windows, None, getattr(facts, "sliding_window", None))))
     sizes = TileSizes(rows=1)
     forms: dict[str, LinearForm] = {}
-    if kernels == "exact":
-        with torch.inference_mode():
-            tile, forms = _make_exact(model)
-            sizes = choose_attention(
-                num_heads=num_heads,
-                num_kv_heads=num_kv_heads,
-                head_dim=head_dim,
-                dtype=DTYPES[dtype],
-                max_keys=facts.max_position_embeddings,
-                rows=tile,
+    if kernels == "exact" and support.tested is not None:
+        with torch.inference_mode(), settings.applied():
+            tile, forms = make_exact(
+                whole, activation=support.tested.activation_of(config), wide_router=support.tested.wide_router
             )
-    return LoadedModel(
-        model=model.model,
-        head=model.lm_head,
-        architecture=architecture,
+            shape = AttentionShape(num_heads, num_kv_heads, head_dim, DTYPES[dtype], windows)
+            most = facts.max_position_embeddings
+            if device == "cpu":
+                sizes = quicker_attention(shape, choose_attention(shape, rows=tile, max_keys=most))
+            else:
+                settings, sizes = choose_backend(shape, settings, rows=tile, max_keys=most, device=device)
+        # One tensor keeps the whole file mapped, and the packed weights are copies already.
+        for parameter in whole.parameters():
+            parameter.data = parameter.data.clone()
+    loaded = LoadedModel(
+        model=whole.base_model,
+        head=whole.lm_head,
+        architecture=support.architecture,
         vocab_size=facts.vocab_size,
         max_position_embeddings=facts.max_position_embeddings,
+        learned_positions=support.tested is not None and support.tested.learned_positions,
         num_layers=facts.num_hidden_layers,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         hidden_size=facts.hidden_size,
+        windows=windows,
         eos_token_ids=eos_token_ids(folder, config),
         dtype=dtype,
         device=device,
         kernels=kernels,
+        untested=support.untested,
         sizes=sizes,
+        settings=settings,
         threads=torch.get_num_threads(),
-        numerics=_numerics(sizes, forms, dtype=dtype, kernels=kernels, device=device),
+        numerics=_numerics(sizes, forms, settings, dtype=dtype, kernels=kernels, device=device),
     )
-
-
-def check_supported(config: dict[str, Any]) -> str:
-    """The architecture that config.json names. Raises `UnsupportedModel` when exactness is not tested for it."""
-    tested = ", ".join(TESTED)
-    names = config.get("architectures") or ["(none)"]
-    architecture = str(names[0])
-    if architecture not in TESTED:
-        raise UnsupportedModel(f"architecture {architecture} is not on the tested list", remedy=f"Tested: {tested}.")
-    if config.get("quantization_config"):
-        raise UnsupportedModel("the weights are quantised", remedy="Convert them to bfloat16 or float32 safetensors.")
-    rope = config.get("rope_parameters") or config.get("rope_scaling")
-    rope = rope if isinstance(rope, dict) else {}
-    settings = {
-        "hidden_act": config.get("hidden_act", "silu"),
-        "rope_type": rope.get("rope_type", rope.get("type", "default")),
-    }
-    for name, value in settings.items():
-        if value not in TESTED[architecture][name]:
-            allowed = ", ".join(TESTED[architecture][name])
-            raise UnsupportedModel(f"{architecture} with {name} {value!r} is not tested", remedy=f"Tested: {allowed}.")
-    return architecture
+    if support.untested:
+        require_same_as_transformers(whole, loaded)
+    return loaded
 
 
 def check_weight_files(folder: Path) -> None:
@@ -192,6 +150,11 @@ def _load(folder: Path, architecture: str, dtype: torch.dtype, attention: str) -
     # Importing transformers takes seconds, and reading a config for its facts does not need it.
     import transformers
 
+    if not hasattr(transformers, architecture):
+        raise UnsupportedModel(
+            f"transformers {transformers.__version__} has no architecture {architecture}",
+            remedy="Replay the schedule without the model: --target schedule.",
+        )
     for name, function in ((EXACT, exact_attention), (STOCK, stock_attention)):
         transformers.AttentionInterface.register(name, function)
         transformers.AttentionMaskInterface.register(name, _no_mask)
@@ -219,6 +182,10 @@ def _load(folder: Path, architecture: str, dtype: torch.dtype, attention: str) -
                 f"the safetensors in {folder} do not fit config.json: {what.replace('_', ' ')}, first {found[0]}",
                 remedy="Fetch the weights again.",
             )
+    # With it transformers looks at every step's ids for padding, and warns on stderr where it sees some.
+    model.config.pad_token_id = None
+    if not hasattr(model, "lm_head"):
+        raise UnsupportedModel(f"{architecture} has no language model head", remedy="Name a causal language model.")
     return model.eval().requires_grad_(False)
 
 
@@ -242,49 +209,46 @@ def _quiet() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _make_exact(model: Any) -> tuple[int, dict[str, LinearForm]]:
-    """Replace linear layers and activations. Returns the row tile and the linear form of each shape."""
-    layers: dict[str, list[tuple[Any, str, Any]]] = {}
-    for parent in model.modules():
-        for name, child in parent.named_children():
-            if isinstance(child, torch.nn.Linear):
-                shape = f"{child.in_features}x{child.out_features}" + ("" if child.bias is None else "+bias")
-                layers.setdefault(shape, []).append((parent, name, child))
-            elif name == "act_fn":
-                setattr(parent, name, ExactSiLU())
-    tile, forms = choose_tile([(found[0][2].weight, found[0][2].bias) for found in layers.values()])
-    for form, found in zip(forms, layers.values(), strict=True):
-        for parent, name, child in found:
-            setattr(parent, name, ExactLinear(KERNELS[form.kernel](child.weight, child.bias), form))
-    return tile, dict(zip(layers, forms, strict=True))
-
-
 def _numerics(
-    sizes: TileSizes, forms: dict[str, LinearForm], *, dtype: str, kernels: Kernels, device: str
+    sizes: TileSizes,
+    forms: dict[str, LinearForm],
+    settings: Settings,
+    *,
+    dtype: str,
+    kernels: Kernels,
+    device: str,
 ) -> dict[str, str]:
     import transformers
 
-    facts = {
+    numerics = {
         "kernels": kernels,
         "dtype": dtype,
-        "device": device,
+        "device": device.partition(":")[0],
         "torch": torch.__version__,
         # Names the versions of MKL, oneDNN and the compiler.
         "torch_build": hashlib.sha256(torch.__config__.show().encode()).hexdigest()[:16],
         "transformers": transformers.__version__,
-        "float32_matmul_precision": torch.get_float32_matmul_precision(),
-        "threads": str(torch.get_num_threads()),
-        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "mkldnn": str(torch.backends.mkldnn.is_available()),
-        "mkl": str(torch.backends.mkl.is_available()),
     }
-    facts |= {name.lower(): os.environ[name] for name in ISA_LIMITS if name in os.environ}
+    if device == "cpu":
+        numerics |= {
+            "float32_matmul_precision": torch.get_float32_matmul_precision(),
+            "threads": str(torch.get_num_threads()),
+            "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+            "mkldnn": str(torch.backends.mkldnn.is_available()),
+            "mkl": str(torch.backends.mkl.is_available()),
+        }
+        numerics |= {name.lower(): os.environ[name] for name in ISA_LIMITS if name in os.environ}
+    else:
+        numerics |= device_facts(device, settings)
     if kernels == "exact":
-        facts |= {
+        numerics |= {
             "row_tile": str(sizes.rows),
             "decode_tile": str(sizes.decode),
             "prefill_tile": str(sizes.prefill),
-            "kv_pad": str(sizes.keys),
+            "kv_pad": " ".join(map(str, (*sizes.tails, sizes.keys))),
+            "bulk_queries": str(sizes.bulk),
         }
-        facts |= {f"linear_{shape}": str(form) for shape, form in forms.items()}
-    return facts
+        if sizes.alone:
+            numerics["attention"] = "one tile a call"
+        numerics |= {f"linear_{shape}": str(form) for shape, form in forms.items()}
+    return numerics

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from replay.errors import ReplayError
+from replay.isolate.driver import ALLOWED
 from replay.isolate.syscalls import FilterUnavailable, install_filter
 
 MAX_REMEMBERED = 50
@@ -56,26 +57,36 @@ class Refused(ReplayError, PermissionError):
 
 @dataclass(slots=True)
 class Guard:
-    """What is in force, and what was refused so far. ``filter_missing`` says why there is no system call filter."""
+    """What is in force, and what was refused so far. ``filter_missing`` says why there is no system call filter;
+    ``driver`` that it has room for a GPU's driver."""
 
+    driver: bool = False
     filter_missing: str | None = None
     refused: list[str] = field(default_factory=list)
 
     @property
     def grade(self) -> str:
-        return "audit-hook" if self.filter_missing else "audit-hook+seccomp"
+        if self.filter_missing:
+            return "audit-hook"
+        return "audit-hook+seccomp-gpu" if self.driver else "audit-hook+seccomp"
 
     def facts(self) -> dict[str, Any]:
-        """For the report: ``grade``, ``refused`` (at most MAX_REMEMBERED, in order) and why a layer is missing."""
+        """For the report: ``grade``, ``refused`` (at most MAX_REMEMBERED, in order), why a layer is missing, and what
+        was ``allowed`` for a GPU."""
         facts: dict[str, Any] = {"grade": self.grade, "refused": list(self.refused)}
         if self.filter_missing:
             facts["filter_missing"] = self.filter_missing
+        elif self.driver:
+            facts["allowed"] = ALLOWED
         return facts
 
 
-def install() -> Guard:
-    """Put both layers in force for the rest of this process's life. Call it before any other thread is started."""
-    guard = Guard()
+def install(*, driver: bool = False) -> Guard:
+    """Put both layers in force for the rest of this process's life. Call it before any other thread is started.
+
+    ``driver``: with room for a GPU's driver, see `replay.isolate.driver`.
+    """
+    guard = Guard(driver=driver)
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
         # Called for every audit event of the process: the common case must stay one set lookup.
@@ -89,7 +100,7 @@ def install() -> Guard:
     try:
         if os.environ.get(FILTER_SWITCH) == "off":
             raise FilterUnavailable(f"switched off by {FILTER_SWITCH}")
-        install_filter()
+        install_filter(driver=driver)
     except FilterUnavailable as error:
         guard.filter_missing = str(error)
     sys.addaudithook(hook)

@@ -88,6 +88,12 @@ def progress_event(event: Mapping[str, Any]) -> dict[str, Any] | None:
     return {"event": "progress", "stage": printable(stage, 80), "done": done, "total": total}
 
 
+def state_isolation(report: dict[str, Any], guard: Mapping[str, Any]) -> None:
+    """Make a report state the grade of isolation it was made under."""
+    if isinstance(report.get("environment"), dict):
+        report["environment"]["isolation"] = guard
+
+
 def describe_progress(progress: Mapping[str, Any] | None) -> str:
     """A few words on how far a job got."""
     if progress is None:

@@ -17,7 +17,9 @@ from typing import Any
 
 from replay.errors import BudgetSpent, ReplayError, WorkerDied
 from replay.isolate import limits, protocol
+from replay.isolate.driver import may_use_gpu
 from replay.isolate.environment import child_environment
+from replay.isolate.items import BEGUN, item_event
 from replay.isolate.result import (
     Result,
     RunError,
@@ -26,6 +28,7 @@ from replay.isolate.result import (
     from_exception,
     printable_lines,
     progress_event,
+    state_isolation,
 )
 
 JOB_FUNCTION = "replay.targets.job:run_job"
@@ -46,6 +49,7 @@ def run(
     timeout_s: float | None = None,
     memory_limit: int | None = None,
     job_function: str = JOB_FUNCTION,
+    items: int = 0,
 ) -> Result:
     """`supervise` for code outside of any event loop. Ctrl-C ends the child, then raises KeyboardInterrupt."""
     return asyncio.run(
@@ -56,6 +60,7 @@ def run(
             timeout_s=timeout_s,
             memory_limit=memory_limit,
             job_function=job_function,
+            items=items,
         )
     )
 
@@ -68,12 +73,16 @@ async def supervise(
     timeout_s: float | None = None,
     memory_limit: int | None = None,
     job_function: str = JOB_FUNCTION,
+    items: int = 0,
 ) -> Result:
     """Run ``job`` in a worker and return how it ended.
 
     ``on_event`` gets the progress and step-started events as they come, on this thread. ``timeout_s`` counts from the
     first replayed step (None: no limit), ``load_timeout_s`` until then. ``memory_limit`` is in bytes of memory that
     the worker alone holds; None takes a share of the machine. ``job_function`` is "module:function".
+
+    A job of several ``items`` may tell how each of them ended before its last frame: ``on_event`` gets those item
+    events as they come, and each new item that ended gives the others ``timeout_s`` again.
 
     Nothing the worker does is raised: a timeout is the error BudgetSpent, a death WorkerDied. Raises ProtocolError
     when ``job`` cannot be written as JSON, and what ``on_event`` raises.
@@ -90,6 +99,7 @@ async def supervise(
         job_function,
         "--parent",
         str(os.getpid()),
+        *(["--gpu"] if may_use_gpu(job) else []),
         stdin=PIPE,
         stdout=PIPE,
         stderr=PIPE,
@@ -98,7 +108,7 @@ async def supervise(
         start_new_session=True,
     )
     session = _Session(
-        process, on_event, timeout_s, limits.default_memory_limit() if memory_limit is None else memory_limit
+        process, on_event, timeout_s, limits.default_memory_limit() if memory_limit is None else memory_limit, items
     )
     return await session.result(frame, load_timeout_s)
 
@@ -106,7 +116,9 @@ async def supervise(
 class _Session:
     """One worker from its start to its end."""
 
-    def __init__(self, process: Process, on_event: OnEvent | None, timeout_s: float | None, memory_limit: int) -> None:
+    def __init__(
+        self, process: Process, on_event: OnEvent | None, timeout_s: float | None, memory_limit: int, items: int
+    ) -> None:
         self._process = process
         self._on_event = on_event
         self._timeout_s = timeout_s
@@ -115,6 +127,8 @@ class _Session:
         self._tail = bytearray()
         self._progress: dict[str, Any] | None = None
         self._step_started = False
+        self._items = items
+        self._items_ended: set[int] = set()
         self._last: dict[str, Any] | None = None
 
     async def result(self, frame: bytes, load_timeout_s: float) -> Result:
@@ -163,15 +177,25 @@ class _Session:
             case "step-started":
                 if not self._step_started:
                     self._step_started = True
-                    now = asyncio.get_running_loop().time()
-                    clock.reschedule(None if self._timeout_s is None else now + self._timeout_s)
+                    self._restart(clock)
                     self._tell({"event": "step-started"})
+            case "item" if (item := item_event(event, self._items)) is not None:
+                if item["state"] != BEGUN and item["index"] not in self._items_ended:
+                    self._items_ended.add(item["index"])
+                    if self._step_started:
+                        self._restart(clock)
+                self._tell(item)
             case "report" if isinstance(event.get("report"), dict):
                 self._last = event
             case "error":
                 self._last = event
             case other:
                 raise protocol.ProtocolError(f"the worker sent an event that is not one of ours: {other!r:.80}")
+
+    def _restart(self, clock: asyncio.Timeout) -> None:
+        """From now on the steps have their time."""
+        now = asyncio.get_running_loop().time()
+        clock.reschedule(None if self._timeout_s is None else now + self._timeout_s)
 
     def _tell(self, event: dict[str, Any]) -> None:
         if self._on_event is not None:
@@ -221,9 +245,8 @@ class _Session:
             error = from_error_event(self._last)
         if self._last is not None and isinstance(self._last.get("guard"), dict):
             guard = self._last["guard"]
-        if report is not None and isinstance(report.get("environment"), dict):
-            # A report states the grade of isolation it was made under.
-            report["environment"]["isolation"] = guard
+        if report is not None:
+            state_isolation(report, guard)
         return Result(report=report, error=error, guard=guard, progress=self._progress, step_started=self._step_started)
 
     def _budget_spent(self, load_timeout_s: float) -> BudgetSpent:

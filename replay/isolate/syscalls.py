@@ -2,6 +2,9 @@
 
 It needs no privilege and no library. Threads still start (clone with CLONE_THREAD), and a socket can still be made, so
 that the audit hook gets to see and name what was tried with it; it just cannot be connected, bound or sent from.
+
+For a GPU's driver (replay.isolate.driver) there is a second form, in which sockets can be bound and listen, and only
+Unix sockets can be made.
 """
 
 from __future__ import annotations
@@ -21,10 +24,12 @@ class FilterUnavailable(ReplayError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """System call numbers of one machine type; ``audit_arch`` is AUDIT_ARCH_* of linux/audit.h."""
+    """System call numbers of one machine type; ``audit_arch`` is AUDIT_ARCH_* of linux/audit.h. ``serving`` are bind
+    and listen."""
 
     audit_arch: int
     denied: tuple[int, ...]
+    serving: tuple[int, int]
     socket: int
     sendto: int
     clone: int
@@ -34,9 +39,10 @@ class Machine:
 _MACHINES = {
     "x86_64": Machine(
         audit_arch=0xC000003E,
-        # connect bind listen accept accept4 sendmsg sendmmsg, execve execveat fork vfork,
+        # connect accept accept4 sendmsg sendmmsg, execve execveat fork vfork,
         # ptrace process_vm_readv process_vm_writev pidfd_getfd (other processes), io_uring_setup (any of these, unseen)
-        denied=(42, 49, 50, 43, 288, 46, 307, 59, 322, 57, 58, 101, 310, 311, 438, 425),
+        denied=(42, 43, 288, 46, 307, 59, 322, 57, 58, 101, 310, 311, 438, 425),
+        serving=(49, 50),
         socket=41,
         sendto=44,
         clone=56,
@@ -45,7 +51,8 @@ _MACHINES = {
     "aarch64": Machine(
         audit_arch=0xC00000B7,
         # the same, without fork and vfork, which this machine type does not have
-        denied=(203, 200, 201, 202, 242, 211, 269, 221, 281, 117, 270, 271, 438, 425),
+        denied=(203, 202, 242, 211, 269, 221, 281, 117, 270, 271, 438, 425),
+        serving=(200, 201),
         socket=198,
         sendto=206,
         clone=220,
@@ -60,12 +67,16 @@ _ALLOW, _ERRNO, _KILL_PROCESS = 0x7FFF0000, 0x00050000, 0x80000000
 _X32_BIT = 0x40000000
 _CLONE_THREAD = 0x00010000
 _LOCAL_FAMILIES = (1, 2, 10)  # AF_UNIX, AF_INET, AF_INET6: harmless while unconnected, unlike netlink and packet
+_DRIVER_FAMILIES = (1,)
 
 Instruction = tuple[int, int, int, int]  # code, jump if true, jump if false, constant
 
 
-def program(machine: Machine) -> list[Instruction]:
-    """The filter as instructions. A rule is a block that returns, or falls through with the number still loaded."""
+def program(machine: Machine, *, driver: bool = False) -> list[Instruction]:
+    """The filter as instructions. A rule is a block that returns, or falls through with the number still loaded.
+
+    ``driver`` is the form for a GPU's driver.
+    """
     refuse = (_RETURN, 0, 0, _ERRNO | errno.EPERM)
     allow = (_RETURN, 0, 0, _ALLOW)
     code: list[Instruction] = [
@@ -76,14 +87,15 @@ def program(machine: Machine) -> list[Instruction]:
         (_JGE, 0, 1, _X32_BIT),
         refuse,
     ]
-    for number in machine.denied:
+    for number in (*machine.denied, *(() if driver else machine.serving)):
         code += [(_JEQ, 0, 1, number), refuse]
     # glibc falls back to clone, whose flags can be read; those of clone3 are behind a pointer.
     code += [(_JEQ, 0, 1, machine.clone3), (_RETURN, 0, 0, _ERRNO | errno.ENOSYS)]
     code += [(_JEQ, 0, 4, machine.clone), (_LOAD, 0, 0, _low(0)), (_JSET, 0, 1, _CLONE_THREAD), allow, refuse]
-    families = len(_LOCAL_FAMILIES)
+    allowed = _DRIVER_FAMILIES if driver else _LOCAL_FAMILIES
+    families = len(allowed)
     code += [(_JEQ, 0, families + 3, machine.socket), (_LOAD, 0, 0, _low(0))]
-    code += [(_JEQ, families - i, 0, family) for i, family in enumerate(_LOCAL_FAMILIES)]
+    code += [(_JEQ, families - i, 0, family) for i, family in enumerate(allowed)]
     code += [refuse, allow]
     # sendto without an address is send(), which works on a connected socket only, such as a socket pair.
     code += [
@@ -98,12 +110,15 @@ def program(machine: Machine) -> list[Instruction]:
     return [*code, allow]
 
 
-def install_filter() -> None:
-    """Put the filter in force for this thread and those it starts, for good. Raises FilterUnavailable."""
+def install_filter(*, driver: bool = False) -> None:
+    """Put the filter in force for this thread and those it starts, for good. Raises FilterUnavailable.
+
+    ``driver`` as in `program`.
+    """
     machine = _MACHINES.get(platform.machine())
     if sys.platform != "linux" or sys.byteorder != "little" or machine is None:
         raise FilterUnavailable(f"no system call table for {sys.platform} on {platform.machine()}")
-    code = program(machine)
+    code = program(machine, driver=driver)
     instructions = (_SockFilter * len(code))(*(_SockFilter(*instruction) for instruction in code))
     wanted = _SockFprog(len(code), instructions)
     libc = ctypes.CDLL(None, use_errno=True)

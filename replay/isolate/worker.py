@@ -106,10 +106,19 @@ def load_function(name: str) -> JobFunction:
     return function
 
 
+def with_guard(emit: Emit, guarded: guard.Guard) -> Emit:
+    """Items of a job are reports of their own, so each says what was in force."""
+
+    def add(event: dict[str, Any]) -> None:
+        emit({**event, "guard": guarded.facts()} if event.get("event") == "item" else event)
+
+    return add
+
+
 def run(job_name: str, job: dict[str, Any], writer: EventWriter, guarded: guard.Guard) -> None:
     """Run the job and write its last frame: a report, or an error."""
     try:
-        report = load_function(job_name)(job, writer.emit)
+        report = load_function(job_name)(job, with_guard(writer.emit, guarded))
         writer.emit({"event": "report", "report": dict(report), "guard": guarded.facts()})
     except BaseException as error:
         # SystemExit and KeyboardInterrupt too: whatever ends the job, the supervisor is told in one frame.
@@ -121,12 +130,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m replay.isolate.worker")
     parser.add_argument("--job", required=True, help="module:function that takes (job, emit) and returns a report")
     parser.add_argument("--parent", required=True, type=int, help="pid of the supervisor")
+    parser.add_argument("--gpu", action="store_true", help="leave room for a GPU's driver in the system call filter")
     arguments = parser.parse_args()
 
     limits.die_with_parent(arguments.parent)
     limits.apply_limits()
     reads, writes = take_descriptors()
-    guarded = guard.install()
+    guarded = guard.install(driver=arguments.gpu)
     job = read_job(reads)
     exit_when_closed(reads)
     run(arguments.job, job, EventWriter(writes), guarded)

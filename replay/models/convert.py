@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from replay.errors import ModelUnavailable, UnsupportedModel
+from replay.models.gguf_settings import lost_settings
 
 OnStage = Callable[[str, int, int | None], None]
 
@@ -127,6 +128,8 @@ def _convert_here(source: Path, target: Path, on_stage: Callable[[str], None]) -
         dtype=torch.bfloat16,
         local_files_only=True,
     )
+    if lost := lost_settings(source, model.config):
+        raise ValueError(f"transformers would lose {', '.join(lost)}, and the model would answer otherwise")
     on_stage("writing safetensors")
     model.save_pretrained(target)
 

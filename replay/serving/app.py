@@ -20,6 +20,7 @@ from replay.openai_wire import ApiError, invalid
 from replay.serving.engine_thread import EngineThread
 from replay.serving.fields import parse_object
 from replay.serving.generation import EngineStuck, Generation, GenerationFailed, Prompt
+from replay.serving.internal_flags import INTERNAL_FLAGS, parse_flags
 from replay.serving.metrics import CONTENT_TYPE, Metrics
 from replay.serving.prompts import PromptEncoder
 from replay.serving.requests import Call, parse_call
@@ -120,8 +121,9 @@ def _error_response(error: ApiError) -> web.Response:
 
 async def _generate(request: web.Request) -> web.StreamResponse:
     serving = request.app[SERVING]
+    flags = parse_flags(request.headers.getall(INTERNAL_FLAGS, ()))
     body = parse_object(await _read(request))
-    call = parse_call(request.path, body, vocab_size=serving.vocab_size)
+    call = parse_call(request.path, body, vocab_size=serving.vocab_size, flags=flags)
     if call.model not in serving.model_names:
         raise ApiError(404, f"The model {call.model[:128]!a} does not exist.", param="model", code="model_not_found")
     prompts = await asyncio.to_thread(_encode, serving, call)

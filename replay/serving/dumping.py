@@ -55,10 +55,12 @@ class Dumper:
         contents: Callable[[], KvContents] | None = None,
         exception: BaseException | None = None,
         failure: pb.Failure | None = None,
+        describe: Callable[[pb.RuntimeState], None] | None = None,
     ) -> str | None:
         """Write a dump of what ``ring`` holds now. Returns its id, or None when there is none.
 
-        ``contents`` is called only if the dump is going to be written. ``failure`` is one that is not in the ring.
+        ``contents`` is called only if the dump is going to be written. ``failure`` is one that is not in the ring, and
+        ``describe`` adds what the ring does not hold.
         """
         if not self._allowed():
             log.warning("dump skipped: more than %d in a minute, reason: %s", self._per_minute, reason)
@@ -66,7 +68,7 @@ class Dumper:
             return None
         started = time.perf_counter()
         try:
-            dump_id, path = self._write(ring, reason, contents, exception, failure)
+            dump_id, path = self._write(ring, reason, contents, exception, failure, describe)
         except Exception as error:  # a full disk, a folder that has gone, a ring that is damaged, our own bug
             log.error("dump not written: %s: %s, reason: %s", type(error).__name__, error, reason)
             log.debug("dump not written", exc_info=error)
@@ -84,6 +86,7 @@ class Dumper:
         contents: Callable[[], KvContents] | None,
         exception: BaseException | None,
         failure: pb.Failure | None,
+        describe: Callable[[pb.RuntimeState], None] | None,
     ) -> tuple[str, Path]:
         state = state_from_ring(read_ring(ring), reason=reason)
         state.manifest.id = secrets.token_hex(8)
@@ -93,6 +96,8 @@ class Dumper:
                 request.output_text = self._text_of(from_le32(request.output_token_ids))
         if failure is not None:
             state.failures.append(failure)
+        if describe is not None:
+            describe(state)
         sections = contents().put(state) if contents is not None else []
         path = self.folder / f"{state.manifest.id}.pplx"
         try:

@@ -116,7 +116,12 @@ class EngineThread:
         self._set_gauges()
 
     def _abort(self, jobs: Iterable[Job], cause: FinishCause) -> None:
-        live = [job for job in jobs if job.request in self._jobs]
+        live = []
+        for job in jobs:
+            if job.request in self._jobs:
+                live.append(job)
+            else:
+                self._abort_unseen |= self._session.abort_again(job.request, cause)
         if not live:
             return
         dump_id = None

@@ -97,6 +97,7 @@ class Generation:
             num_prompt=len(prompt.tokens),
             sampling=self.call.sampling,
             sample_index=sample,
+            flags=self.call.flags,
         )
         return Job(
             request=request,

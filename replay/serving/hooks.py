@@ -10,16 +10,19 @@ from typing import Any
 
 from dumps.record.recorder import (
     ExhaustedRecord,
+    FallbackRecord,
     FlightRecorder,
+    HitRecord,
     KeyframeRecord,
     RunningRecord,
     StepEnd,
     StepStart,
 )
+from replay.engine.early_exit import Fallback
 from replay.engine.engine import StepOutcome
 from replay.engine.failure import Failure
 from replay.engine.live import LiveScheduler
-from replay.engine.request import Request
+from replay.engine.request import NO_FLAGS, Request
 from replay.engine.schedule import Finish, StepPlan
 from replay.serving.jobs import Job
 
@@ -37,6 +40,8 @@ class RecorderHook:
         self._scheduler = scheduler
         self._keep_text = keep_text
         self._serials: dict[Request, int] = {}
+        if scheduler.cache is not None:
+            scheduler.cache.log = []
         self.broken = False
 
     def arrived(self, job: Job) -> None:
@@ -65,7 +70,13 @@ class RecorderHook:
     def close(self, *, clean: bool) -> None:
         self._guarded(lambda: self._recorder.close(clean=clean))
 
+    def knows(self, request: Request) -> bool:
+        """Whether a record can still name the request."""
+        return request in self._serials
+
     def _forget(self, finishes: Iterable[Finish]) -> None:
+        if self._scheduler.defects.abort_twice:  # one that has ended may still be aborted
+            return
         for finish in finishes:
             self._serials.pop(finish.request, None)
 
@@ -88,6 +99,8 @@ class RecorderHook:
             "sample_index": request.sample_index,
             "sampling": self._sampling(request),
         }
+        if request.flags != NO_FLAGS:
+            header["flags"] = {name: value for name, value in asdict(request.flags).items() if value is not None}
         if self._keep_text and job.prompt_text is not None:
             header["prompt_text"] = job.prompt_text
         self._serials[request] = self._recorder.add_request(header, request.tokens[: request.num_prompt])
@@ -122,6 +135,7 @@ class RecorderHook:
                 for entry in plan.exhausted
             ],
             finished=self._ends(plan.finished),
+            hits=[HitRecord(serials[h.request], h.num_tokens, h.blocks, h.copied_from) for h in plan.prefix_hits],
         )
 
     def _end(self, outcome: StepOutcome) -> StepEnd:
@@ -132,6 +146,18 @@ class RecorderHook:
             tokens=[sample.token if sample is not None and sample.finite else -1 for sample in samples],
             digests=digests if any(sample is not None and sample.digest is not None for sample in samples) else None,
             finished=self._ends(finish for finish in outcome.finished if finish not in outcome.plan.finished),
+            fallbacks=[self._fallback(decision) for decision in outcome.fallbacks],
+            cached=self._scheduler.cache.take_log() if self._scheduler.cache is not None else (),
+        )
+
+    def _fallback(self, decision: Fallback) -> FallbackRecord:
+        return FallbackRecord(
+            serial=self._serials[decision.request],
+            position=decision.position,
+            reason=decision.reason.value,
+            confidence=decision.confidence.top,
+            token=decision.token,
+            candidates=decision.confidence.candidates,
         )
 
     def _ends(self, finishes: Iterable[Finish]) -> list[tuple[int, str, str]]:
@@ -153,4 +179,5 @@ class RecorderHook:
                 RunningRecord(self._serials[r], r.num_computed, r.num_output, list(r.blocks)) for r in scheduler.running
             ],
             waiting=[self._serials[request] for request in scheduler.waiting],
+            cached=scheduler.cache.entries if scheduler.cache is not None else (),
         )

@@ -17,7 +17,7 @@ from aiohttp import web
 
 from dumps.record.recorder import FlightRecorder, RecordLevel
 from replay.engine.detokenize import Vocabulary
-from replay.engine.quirks import activate, parse_quirk
+from replay.engine.quirks import activate, defects_of, parse_quirk
 from replay.engine.runner import ModelRunner
 from replay.engine.schedule import EngineConfig
 from replay.engine.stop_strings import StopStrings
@@ -70,7 +70,7 @@ class Server:
         self.name = options.served_model_name or _name_of(options.model)
         options.dump_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         recover_leftovers(options.dump_dir)
-        self.model = _load(self.folder, options.dtype)
+        self.model = _load(self.folder, options.dtype, options.device)
         self.config = options.engine_config(self.model.max_position_embeddings)
         self.metrics = Metrics()
         self.encoder = PromptEncoder(self.folder)
@@ -109,14 +109,15 @@ class Server:
     def sessions(self) -> Sessions:
         """Opens sessions on this model, each with a ring in the dump folder."""
         options, model = self.options, self.model
-        kv = model.kv_store(num_blocks=self.config.num_blocks, block_size=self.config.block_size)
+        config = self.config
+        kv = model.kv_store(num_blocks=config.num_blocks, block_size=config.block_size, quant_bits=config.kv_quant_bits)
         quirks = [parse_quirk(spec) for spec in options.quirks]
         facts = identity(
             options, name=self.name, folder=self.folder, model=model, kv=kv, config=self.config, quirks=quirks
         )
         parts = Parts(
             config=self.config,
-            executor=ModelRunner(model, kv, digests=options.debug_level >= 2),
+            executor=ModelRunner(model, kv, digests=options.debug_level >= 2, defects=defects_of(quirks)),
             kv=kv,
             eos_token_ids=model.eos_token_ids,
             stop_strings=StopStrings(self.vocabulary),
@@ -129,7 +130,9 @@ class Server:
             ),
             record_kv=_record_kv(options),
             keep_text=options.record == RecordLevel.FULL.value,
-            quirks=tuple(activate(quirk, kv) for quirk in quirks),
+            damage=tuple(activate(quirk, kv) for quirk in quirks if quirk.kind.damages_data),
+            quirks=tuple(quirks),
+            checks=options.checks,
         )
         return Sessions(parts, options.dump_dir)
 
@@ -173,12 +176,13 @@ def _name_of(model: str) -> str:
     return Path(model).name if Path(model).expanduser().exists() else model
 
 
-def _load(folder: Path, dtype: str) -> LoadedModel:
+def _load(folder: Path, dtype: str, device: str) -> LoadedModel:
     started = time.perf_counter()
     if dtype == "auto":
         dtype = "bfloat16" if examine(folder).dtype == "BF16" else "float32"
-    model = load_model(folder, dtype=dtype)
-    log.info("loaded %s (%s) in %.1f s", folder.name, model.dtype, time.perf_counter() - started)
+    model = load_model(folder, dtype=dtype, device=device)
+    seconds = time.perf_counter() - started
+    log.info("loaded %s (%s on %s) in %.1f s", folder.name, model.dtype, model.device, seconds)
     return model
 
 

@@ -15,8 +15,9 @@ QUEUE_FACTOR = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptions:
-    """``max_model_len`` 0 means what the model can do; ``threads`` 0 means what torch finds. ``ring_bytes`` is the
-    size of the history of steps; ``record`` and ``record_kv`` are values of `RecordLevel` and `RecordKv`."""
+    """``max_model_len`` 0 means what the model can do; ``threads`` 0 means what torch finds; ``device`` "auto" means
+    CUDA where that is usable. ``ring_bytes`` is the size of the history of steps; ``record`` and ``record_kv`` are
+    values of `RecordLevel` and `RecordKv`."""
 
     model: str
     served_model_name: str = ""
@@ -29,14 +30,18 @@ class ServerOptions:
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 256
     on_kv_exhausted: OnExhausted = OnExhausted.PREEMPT
+    kv_quant_bits: Literal[0, 8] = 0
+    prefix_cache: bool = False
     request_timeout_s: float = 600.0
     threads: int = 0
+    device: Literal["auto", "cpu", "cuda"] = "auto"
     dump_dir: Path
     record: str = "shape"
     record_kv: str = "faulty"
     ring_bytes: int = 2 * 2**20
     dumps_per_minute: int = 10
     quirks: tuple[str, ...] = ()
+    checks: bool = False
     debug_level: int = 0
     launch_arguments: tuple[str, ...] = ()
 
@@ -63,4 +68,6 @@ class ServerOptions:
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
             on_kv_exhausted=self.on_kv_exhausted,
+            kv_quant_bits=self.kv_quant_bits,
+            prefix_cache=self.prefix_cache,
         )

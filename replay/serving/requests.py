@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from replay.engine.request import SamplingParams
+from replay.engine.request import NO_FLAGS, InternalFlags, SamplingParams
 from replay.openai_wire import CHAT, COMPLETIONS, ApiError, invalid
 from replay.serving.fields import Fields, as_number, as_text, wrong_type
 
@@ -62,7 +62,8 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One HTTP request, checked. ``messages`` for chat, else ``prompts``, each text or token ids."""
+    """One HTTP request, checked. ``messages`` for chat, else ``prompts``, each text or token ids; ``flags`` come from
+    a header."""
 
     endpoint: str
     model: str
@@ -72,13 +73,14 @@ class Call:
     stream: bool
     include_usage: bool
     sampling: SamplingParams
+    flags: InternalFlags = NO_FLAGS
 
     @property
     def chat(self) -> bool:
         return self.endpoint == CHAT
 
 
-def parse_call(endpoint: str, body: Mapping[str, Any], *, vocab_size: int) -> Call:
+def parse_call(endpoint: str, body: Mapping[str, Any], *, vocab_size: int, flags: InternalFlags = NO_FLAGS) -> Call:
     """Read a body for one of the two endpoints.
 
     A request without a seed gets a random one here, so that whatever happens to it can be drawn again.
@@ -99,6 +101,7 @@ def parse_call(endpoint: str, body: Mapping[str, Any], *, vocab_size: int) -> Ca
         stream=stream,
         include_usage=_include_usage(given, stream),
         sampling=_sampling(given, chat),
+        flags=flags,
     )
     problem = call.sampling.problem(vocab_size)
     if problem is not None:

@@ -10,13 +10,16 @@ from pathlib import Path
 
 from dumps.record.recorder import FlightRecorder
 from dumps.schema import state_pb2 as pb
+from replay.engine.block_checks import BlockChecks
 from replay.engine.engine import Engine, EngineHooks
 from replay.engine.failure import Failure
 from replay.engine.kv_store import KVStore
 from replay.engine.live import LiveScheduler
-from replay.engine.request import Request
+from replay.engine.quirks import Quirk, code_hooks, defects_of
+from replay.engine.request import FinishCause, Request
 from replay.engine.schedule import EngineConfig, Executor
 from replay.engine.stop_strings import StopStrings
+from replay.serving.block_history import put_history
 from replay.serving.contents import KvWatch, RecordKv
 from replay.serving.dumping import Dumper
 from replay.serving.hooks import RecorderHook
@@ -29,7 +32,11 @@ OpenRecorder = Callable[[Path], FlightRecorder]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """What outlives a session: the model with its cache, and how sessions are set up."""
+    """What outlives a session: the model with its cache, and how sessions are set up.
+
+    ``damage`` are hooks that spoil the cache once; ``quirks`` those that are in force, of which a session takes what
+    acts on its scheduler.
+    """
 
     config: EngineConfig
     executor: Executor
@@ -40,7 +47,9 @@ class Parts:
     dumper: Dumper
     record_kv: RecordKv
     keep_text: bool
-    quirks: tuple[EngineHooks, ...] = ()
+    damage: tuple[EngineHooks, ...] = ()
+    quirks: tuple[Quirk, ...] = ()
+    checks: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -55,11 +64,19 @@ class Session:
     _dumper: Dumper
     _watch: KvWatch
     _hook: RecorderHook | None = field(default=None)
+    _checks: BlockChecks | None = field(default=None)
 
     def add(self, job: Job) -> None:
         if self._hook is not None:
             self._hook.arrived(job)
         self.engine.add(job.request)
+
+    def abort_again(self, request: Request, cause: FinishCause) -> bool:
+        """Pass on an abort of a request that has ended, where the quirk for that is in force. Returns whether."""
+        if not self.scheduler.defects.abort_twice or self._hook is None or not self._hook.knows(request):
+            return False
+        self.engine.abort(request, cause)
+        return True
 
     def forget(self, request: Request) -> None:
         """Drop what is kept for a request that has ended."""
@@ -75,7 +92,14 @@ class Session:
         if self._hook is None or self._hook.broken:
             log.error("no dump: the flight recorder is off, reason: %s", reason)
             return None
-        return self._dumper.write(self.ring, reason, contents=self._watch.collect, exception=exception)
+        checks = self._checks
+        return self._dumper.write(
+            self.ring,
+            reason,
+            contents=self._watch.collect,
+            exception=exception,
+            describe=None if checks is None else lambda state: put_history(checks.history, state),
+        )
 
     def dump_from_outside(self, reason: str) -> str | None:
         """As `dump`, for another thread while the engine's hangs in a step. Holds no KV contents."""
@@ -111,7 +135,12 @@ class Sessions:
         parts = self._parts
         self._count += 1
         ring = self._folder / f"flight-{os.getpid()}-{self._count}.ring"
-        scheduler = LiveScheduler(parts.config, eos_token_ids=parts.eos_token_ids, stop_check=parts.stop_strings)
+        scheduler = LiveScheduler(
+            parts.config,
+            eos_token_ids=parts.eos_token_ids,
+            stop_check=parts.stop_strings,
+            defects=defects_of(parts.quirks),
+        )
         hook: RecorderHook | None = None
         try:
             hook = RecorderHook(parts.open_recorder(ring), scheduler, keep_text=parts.keep_text)
@@ -120,11 +149,18 @@ class Sessions:
                 raise
             log.exception("no flight recorder: %s cannot be created", ring)
         watch = KvWatch(parts.kv, scheduler.running, parts.record_kv)
+        checks = BlockChecks(scheduler, parts.kv) if parts.checks else None
         engine = Engine(
             scheduler=scheduler,
             executor=parts.executor,
             bytes_per_block=parts.kv.bytes_per_block,
-            hooks=(() if hook is None else (hook,)) + parts.quirks,
+            hooks=(
+                watch,
+                *code_hooks(parts.quirks, scheduler),
+                *(() if checks is None else (checks,)),
+                *(() if hook is None else (hook,)),
+                *parts.damage,
+            ),
             watch=watch,
         )
         return Session(
@@ -136,4 +172,5 @@ class Sessions:
             _dumper=parts.dumper,
             _watch=watch,
             _hook=hook,
+            _checks=checks,
         )

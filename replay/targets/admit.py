@@ -6,13 +6,10 @@ reference counts or ends are compared and reported. What is refused is a record 
 
 from __future__ import annotations
 
-from itertools import chain
-
 from dumps.errors import InvalidState, LimitExceeded
 from dumps.schema import state_pb2 as pb
 from dumps.tensors import from_le32
-from dumps.validate.requests import check_requests
-from dumps.validate.schedule import check_schedule
+from dumps.validate import MAX_FINDINGS, Finding, findings
 
 # A dump is untrusted, and these numbers become allocations.
 MAX_BLOCKS = 1 << 22
@@ -37,14 +34,21 @@ _REFUSED = frozenset(
 )
 
 
-def admit(state: pb.RuntimeState) -> None:
-    """Raises `InvalidState` that names the first contradiction with which nothing can be replayed."""
-    for problem in chain(check_requests(state), check_schedule(state)):
+def admit(state: pb.RuntimeState) -> list[Finding]:
+    """The contradictions that a replay can live with, at most `MAX_FINDINGS` of them.
+
+    Raises `InvalidState` that names the first one with which nothing can be replayed.
+    """
+    harmless: list[Finding] = []
+    for problem in findings(state):
         if problem.rule in _REFUSED:
             raise InvalidState(f"{problem.path}: {problem.message}", remedy=REMEDY)
+        if len(harmless) < MAX_FINDINGS:
+            harmless.append(problem)
     _check_arrivals(state)
     if state.scheduler.HasField("start"):
         _check_start(state)
+    return harmless
 
 
 def check_sizes(*, num_blocks: int, block_size: int, longest: int) -> None:
@@ -95,5 +99,18 @@ def _check_start(state: pb.RuntimeState) -> None:
         raise InvalidState(f"scheduler.start: a block is outside 0 to {engine.num_blocks - 1}", remedy=REMEDY)
     if len(set(free)) < len(free):
         raise InvalidState("scheduler.start.free_blocks: a block stands in it twice", remedy=REMEDY)
+    _check_prefix(state)
     if held & set(free):
         raise InvalidState(f"scheduler.start: block {min(held & set(free))} is free and in use", remedy=REMEDY)
+
+
+def _check_prefix(state: pb.RuntimeState) -> None:
+    """What the prefix cache knew where the record begins: each block and each hash once."""
+    entries = state.scheduler.start.prefix_hashes
+    blocks, hashes = {entry.block for entry in entries}, {entry.hash for entry in entries}
+    if len(blocks) < len(entries) or len(hashes) < len(entries):
+        raise InvalidState("scheduler.start.prefix_hashes: a block or a hash stands in it twice", remedy=REMEDY)
+    if any(block >= state.engine.num_blocks for block in blocks):
+        raise InvalidState(
+            f"scheduler.start.prefix_hashes: a block is outside 0 to {state.engine.num_blocks - 1}", remedy=REMEDY
+        )

@@ -28,12 +28,16 @@ def outside(rebuilt: Rebuilt, running: Sequence[Request], window: int, last: int
     return copies
 
 
-def verify(copies: Sequence[Request], model: LoadedModel, forward: Forward, *, block_size: int) -> None:
+def verify(
+    copies: Sequence[Request], model: LoadedModel, forward: Forward, *, block_size: int, quant_bits: int
+) -> None:
     """Draw whole answers again. Raises `BudgetSpent`."""
     if not copies:
         return
     most = max(-(-copy.num_tokens // block_size) for copy in copies)
-    runner = ModelRunner(model, model.kv_store(num_blocks=most, block_size=block_size), digests=True)
+    runner = ModelRunner(
+        model, model.kv_store(num_blocks=most, block_size=block_size, quant_bits=quant_bits), digests=True
+    )
     for copy in copies:
         copy.blocks = list(range(-(-copy.num_tokens // block_size)))
         forward.run(runner, copy, copy.num_tokens - 1)

@@ -11,35 +11,68 @@ from dataclasses import replace
 
 from replay.divergence import NOISE, Divergence, token_cause
 from replay.engine.fast_forward import TokenCheck
-from replay.engine.request import Request
+from replay.engine.request import FinishCause, Request
 from replay.engine.runner import ModelRunner
 from replay.engine.schedule import Chunk, Sample, StepPlan
 from replay.targets.compare_counts import Counts
+from replay.targets.fallbacks import FallbackTrace, exit_difference
 from replay.targets.rebuild import RebuiltOutputs
 
 
 class Comparison:
     """Collects token by token. `divergence` is the earliest difference in step order that rounding does not explain.
 
-    `digests` holds the logits digest of each request's last compared draw.
+    `digests` holds the logits digest of each request's last compared draw, `nll` the negative log-likelihood of
+    recorded tokens by request and index in its answer, those that could only be fed included.
     """
 
-    def __init__(self, outputs: RebuiltOutputs, *, strict: bool, dtype: str) -> None:
+    def __init__(
+        self, outputs: RebuiltOutputs, *, strict: bool, dtype: str, fallbacks: FallbackTrace | None = None
+    ) -> None:
         self.counts = Counts()
         self.divergence: Divergence | None = None
         self.digests: dict[str, int] = {}
+        self.nll: dict[str, dict[int, float]] = {}
         self._compared: set[tuple[str, int]] = set()
         self._outputs = outputs
         self._strict = strict
         self._dtype = dtype
+        self._fallbacks = fallbacks
 
     def recorded(self, request: Request, output_index: int) -> int | None:
         """The token that the dead process drew there, or None where the record does not say."""
         tokens = self._outputs[request.id].tokens
         return tokens[output_index] if tokens is not None and output_index < len(tokens) else None
 
+    def digests_wanted(self, request: Request, *, last: int) -> set[int]:
+        """The positions whose logits digests a fast-forward up to token ``last`` has to make: those that there is one
+        to compare with, and the last, which the report shows."""
+        recorded = self._outputs[request.id].digests if self._strict else ()
+        return {last, *(request.num_prompt + index for index in recorded)}
+
     def token(self, request: Request, output_index: int, sample: Sample) -> Sample:
-        """Compare one drawn token. Returns what the replay goes on with."""
+        """Compare one drawn token, and whether it ended its answer. Returns what the replay goes on with."""
+        compared = self._token(request, output_index, sample)
+        if not sample.finite or self.recorded(request, output_index) is None:
+            return compared
+        if sample.nll is not None:
+            self.nll.setdefault(request.id, {})[output_index] = sample.nll
+        return self._exit(request, output_index, compared)
+
+    def _exit(self, request: Request, output_index: int, sample: Sample) -> Sample:
+        """Compare an early exit. In forced mode the recorded one is fed."""
+        output = self._outputs[request.id]
+        difference = exit_difference(request, output, output_index, sample, dtype=self._dtype)
+        if difference is None:
+            return sample
+        if difference.noise and not self._strict:
+            self.counts.noise += 1
+        else:
+            recorded, replayed = difference.recorded, difference.replayed
+            self._differ("finish", request, output_index, recorded, replayed, sample, "corruption")
+        return sample if self._strict else replace(sample, early_exit=difference.recorded == FinishCause.EARLY_EXIT)
+
+    def _token(self, request: Request, output_index: int, sample: Sample) -> Sample:
         if sample.digest is not None:
             self.digests[request.id] = sample.digest
         recorded = self.recorded(request, output_index)
@@ -67,6 +100,8 @@ class Comparison:
 
     def checks(self, request: Request, checks: list[TokenCheck]) -> None:
         """Compare what a fast-forward drew."""
+        if self._fallbacks is not None:
+            self._fallbacks.checked(request, checks)
         for check in checks:
             self.token(request, check.position - request.num_prompt, check.sample)
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from replay.engine.engine import Engine, FailureWatch, StepOutcome
+from replay.engine.block_checks import BlockChecks
+from replay.engine.engine import Engine, EngineHooks, FailureWatch, StepOutcome
 from replay.engine.failure import Failure, FailureKind
+from replay.engine.quirks import code_hooks, defects_of
 from replay.engine.recorded import RecordedScheduler
 from replay.engine.request import FinishCause, Request
 from replay.engine.schedule import Executor, Sample, StepPlan, StopCheck
 from replay.errors import BudgetSpent
-from replay.targets.rebuild import UNKNOWN_TOKEN, Rebuilt, RebuiltOutputs
+from replay.targets.rebuild import UNKNOWN_TOKEN, Rebuilt, RebuiltOutputs, RecordedOutput
 
 Emit = Callable[[dict[str, Any]], None]
 
@@ -21,19 +23,20 @@ RECORDED_STOPS = frozenset({FinishCause.EOS, FinishCause.STOP_TOKEN, FinishCause
 
 
 class Deadline:
-    """A budget of wall-clock time that starts when the first step is replayed."""
+    """A budget of time that starts when the first step is replayed. ``clock`` gives seconds."""
 
-    def __init__(self, seconds: float | None) -> None:
+    def __init__(self, seconds: float | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock = clock
         self._seconds = seconds
         self._end: float | None = None
 
     def start(self) -> None:
         if self._end is None and self._seconds is not None:
-            self._end = time.monotonic() + self._seconds
+            self._end = self.clock() + self._seconds
 
     def check(self, where: str) -> None:
         """Raises `BudgetSpent`."""
-        if self._end is not None and time.monotonic() > self._end:
+        if self._end is not None and self.clock() > self._end:
             raise BudgetSpent(
                 f"the replay did not end within {self._seconds:g} s; it had reached {where}",
                 remedy="raise --timeout; loading does not count",
@@ -44,7 +47,8 @@ class RecordedTokens:
     """An executor without a model: a request draws what it drew when it was recorded.
 
     One whose logits were not finite then has none that are now, so that its blocks come back as they did. That it
-    failed is the record's word and no evidence: see `shown_without_a_model`.
+    failed is the record's word and no evidence: see `shown_without_a_model`. One whose answer ended early, by the
+    confidence in its last token, ends there again.
 
     A request that outlives its record, since it found a block where it had found none, is taken to run to its limit.
     ``guessed_from`` is the first step with such a token: what fails after it may never have happened.
@@ -53,19 +57,31 @@ class RecordedTokens:
     def __init__(self, outputs: RebuiltOutputs) -> None:
         self.guessed_from: int | None = None
         self._outputs = outputs
+        self._plain: dict[int, Sample] = {}  # a hundred thousand draws are of a few tokens
 
     def execute(self, plan: StepPlan) -> dict[str, Sample]:
-        drawing = [chunk.request for chunk in plan.chunks if chunk.samples]
-        if self.guessed_from is None and any(r.num_output >= self._outputs[r.id].num_tokens for r in drawing):
-            self.guessed_from = plan.index
-        return {chunk.request.id: self._sample(chunk.request) for chunk in plan.chunks if chunk.samples}
+        drawn = {}
+        for chunk in plan.chunks:
+            if chunk.samples:
+                request = chunk.request
+                place, output = request.num_output, self._outputs[request.id]
+                if self.guessed_from is None and place >= output.num_tokens:
+                    self.guessed_from = plan.index
+                drawn[request.id] = self._sample(output, place)
+        return drawn
 
-    def _sample(self, request: Request) -> Sample:
-        output = self._outputs[request.id]
-        if output.cause is FinishCause.NON_FINITE and request.num_output == output.num_tokens:
+    def _sample(self, output: RecordedOutput, place: int) -> Sample:
+        """What was drawn as the answer's token number ``place``."""
+        if output.cause is FinishCause.NON_FINITE and place == output.num_tokens:
             return Sample(UNKNOWN_TOKEN, finite=False)
-        known = output.tokens is not None and request.num_output < len(output.tokens)
-        return Sample(output.tokens[request.num_output] if known and output.tokens else UNKNOWN_TOKEN)
+        tokens = output.tokens
+        token = tokens[place] if tokens is not None and place < len(tokens) else UNKNOWN_TOKEN
+        if output.cause is FinishCause.EARLY_EXIT and place + 1 == output.num_tokens:
+            return Sample(token, early_exit=True)
+        sample = self._plain.get(token)
+        if sample is None:
+            sample = self._plain[token] = Sample(token)
+        return sample
 
 
 def shown_without_a_model(failures: list[Failure]) -> list[Failure]:
@@ -108,7 +124,10 @@ class Drive:
         bytes_per_block: int,
         rederive: bool = False,
         watch: FailureWatch | None = None,
+        hooks: Sequence[EngineHooks] = (),
+        checks: bool = False,
     ) -> None:
+        """``hooks`` come after the quirks in force and the ``checks`` of blocks."""
         self.rebuilt = rebuilt
         self.scheduler = RecordedScheduler(
             rebuilt.config,
@@ -117,8 +136,17 @@ class Drive:
             eos_token_ids=rebuilt.eos_token_ids,
             stop_check=stop_check,
             rederive=rederive,
+            defects=defects_of(rebuilt.quirks),
         )
-        self.engine = Engine(scheduler=self.scheduler, executor=executor, bytes_per_block=bytes_per_block, watch=watch)
+        self.checks = BlockChecks(self.scheduler) if checks else None
+        checking = (self.checks,) if self.checks is not None else ()
+        self.engine = Engine(
+            scheduler=self.scheduler,
+            executor=executor,
+            bytes_per_block=bytes_per_block,
+            watch=watch,
+            hooks=(*code_hooks(rebuilt.quirks, self.scheduler), *checking, *hooks),
+        )
         self.trail = Trail()
         self._goal = len(rebuilt.steps)
         self._deadline = deadline

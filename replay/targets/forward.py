@@ -22,16 +22,37 @@ class Forward:
         self._emit = emit
         self._check = check
 
-    def run(self, runner: ModelRunner, request: Request, upto: int, written_by: list[int] | None = None) -> None:
-        """Compute keys and values of the request's first `upto` tokens. Raises `BudgetSpent`."""
+    def run(
+        self,
+        runner: ModelRunner,
+        request: Request,
+        upto: int,
+        written_by: list[int] | None = None,
+        *,
+        start: int = 0,
+        check: bool = True,
+    ) -> None:
+        """Compute keys and values of the request's tokens from `start` up to `upto`. Raises `BudgetSpent`.
+
+        Without ``check`` its answer is not drawn again.
+        """
 
         def progress(done: int, _: int) -> None:
             self._deadline.check(f"token {done} of request {request.id} in the fast-forward")
             self._emit({"event": "progress", "stage": "fast-forward", "done": self.done + done, "total": self.total})
 
-        check_from = request.num_prompt if self._check else None
-        checks = fast_forward(runner, request, upto, check_from=check_from, on_progress=progress, written_by=written_by)
-        self.done += upto
+        check_from = request.num_prompt if self._check and check else None
+        checks = fast_forward(
+            runner,
+            request,
+            upto,
+            check_from=check_from,
+            digest_at=self._comparison.digests_wanted(request, last=min(upto, request.num_tokens - 1)),
+            on_progress=progress,
+            start=start,
+            written_by=written_by,
+        )
+        self.done += upto - start
         self._comparison.checks(request, checks)
 
 

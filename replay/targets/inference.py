@@ -9,34 +9,36 @@ requests included.
 
 from __future__ import annotations
 
-import os
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any, Literal
-
-import torch
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from dumps.errors import LimitExceeded
-from dumps.fingerprint import fingerprint, platform_pairs
+from dumps.kv_contents import has_contents
 from dumps.schema.reader import Dump
 from replay.engine.checks import first_non_finite
-from replay.engine.detokenize import Vocabulary, load_tokenizer
 from replay.engine.failure import Failure
-from replay.engine.kv_store import KVStore
+from replay.engine.kv_store import QUANT_BITS, KVStore
+from replay.engine.loaded import Kernels, LoadedModel
+from replay.engine.quirks import defects_of
 from replay.engine.request import FinishCause, Request
 from replay.engine.runner import ModelRunner
 from replay.engine.schedule import EngineConfig, StopCheck
 from replay.engine.stop_strings import StopStrings
-from replay.engine.weights import LoadedModel, load_model
+from replay.errors import UnsupportedModel
 from replay.report import finding
 from replay.signature import Signature
-from replay.targets import answers, kv_restore
-from replay.targets.compare import ComparedRunner, Comparison, tolerance
+from replay.targets import answers
+from replay.targets.cached_prefix import BlockContents, within_reach
+from replay.targets.checked import check_findings
+from replay.targets.compare import ComparedRunner, Comparison
 from replay.targets.drive import Deadline, Drive, Emit, RecordedTokens, recorded_stops, shown_without_a_model
-from replay.targets.forward import Forward, written_by
+from replay.targets.fallbacks import FallbackTrace
+from replay.targets.forward import Forward
+from replay.targets.kv_distortion import kv_distortion
+from replay.targets.kv_restore import KvRestore, why_unusable
+from replay.targets.load import LoadedFor
 from replay.targets.rebuild import Rebuilt
 from replay.targets.result import Run
 from replay.targets.schedule import failing_request, last_step
@@ -47,72 +49,36 @@ WINDOW_STEPS = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferenceOptions:
-    """``mode`` "auto" is strict where the platform fingerprint matches, else forced. ``kv`` "auto" restores contents
-    that the dump has. ``window`` is in steps. ``compare`` is False when settings make other tokens on purpose."""
+    """``mode`` "auto" is strict where the platform fingerprint matches, else forced. ``kv`` "auto" computes KV from
+    tokens and lays the dump's contents over it before the failing step; "restore" uses them instead of computing, and
+    then there is no window and no known answer is drawn again: speed for evidence. ``window`` is in steps. ``compare``
+    is False when settings make other tokens on purpose."""
 
     mode: Literal["auto", "strict", "forced"] = "auto"
-    kernels: Literal["exact", "stock"] = "exact"
+    kernels: Kernels = "exact"
     kv: Literal["auto", "restore", "recompute"] = "auto"
-    device: str = "cpu"
     window: int = WINDOW_STEPS
     compare: bool = True
     rederive: bool = False
     beyond: bool = False
     alone: bool = False
-
-
-@dataclass(slots=True)
-class LoadedFor:
-    """A model that is ready for a dump, and how exactly it can speak about it."""
-
-    model: LoadedModel
-    vocabulary: Vocabulary
-    strict: bool
-    findings: list[dict[str, Any]] = field(default_factory=list)
-    load_s: float = 0.0
-
-
-def load_for(dump: Dump, folder: Path, *, dtype: str, options: InferenceOptions, emit: Emit) -> LoadedFor:
-    """Load the weights and decide between strict and forced.
-
-    Raises `ModelUnavailable` and `UnsupportedModel`.
-    """
-    emit({"event": "progress", "stage": "load", "done": 0, "total": None})
-    began = time.perf_counter()
-    if threads := dump.state.engine.num_threads:  # part of the platform fingerprint
-        torch.set_num_threads(min(threads, len(os.sched_getaffinity(0))))
-    model = load_model(folder, dtype=dtype, kernels=options.kernels, device=options.device)
-    vocabulary = Vocabulary(load_tokenizer(folder))
-    manifest = dump.state.manifest
-    ours = platform_pairs(model.numerics)
-    same = bool(manifest.platform_fingerprint) and fingerprint(ours) == manifest.platform_fingerprint
-    strict = options.mode == "strict" or (options.mode == "auto" and same)
-    loaded = LoadedFor(model, vocabulary, strict)
-    if not same:
-        theirs = {pair.key: pair.value for pair in manifest.platform}
-        names = sorted(k for k in theirs.keys() | ours.keys() if theirs.get(k) != ours.get(k))
-        shown = "; ".join(f"{k}: recorded {theirs.get(k, 'unknown')}, here {ours.get(k, 'unknown')}" for k in names[:4])
-        unexplained = "the recorded fingerprint is not that of the recorded facts" if theirs else "no platform recorded"
-        consequence = (
-            "strict mode was asked for, so any difference in bits counts"
-            if strict
-            else f"tokens are forced; one may lie {tolerance(model.dtype):g} below the top logit"
-        )
-        loaded.findings.append(
-            finding(
-                "platform-differs",
-                f"bits can differ here ({shown or unexplained}): {consequence}",
-                keys=names,
-            )
-        )
-    loaded.load_s = time.perf_counter() - began
-    return loaded
+    checks: bool = True
 
 
 def _cache(model: LoadedModel, config: EngineConfig) -> KVStore:
-    """Raises `LimitExceeded` when this machine has no room for the pool."""
+    """Raises `LimitExceeded` when this machine has no room for the pool, `UnsupportedModel` for its quantisation."""
+    if config.kv_quant_bits not in QUANT_BITS:
+        raise UnsupportedModel(
+            f"the KV cache was quantised to {config.kv_quant_bits} bits, which is not supported",
+            remedy="--set kv.quant_bits=8 or 0 replays with another cache; --target schedule needs none",
+        )
     try:
-        return model.kv_store(num_blocks=config.num_blocks, block_size=config.block_size)
+        return model.kv_store(
+            num_blocks=config.num_blocks,
+            block_size=config.block_size,
+            quant_bits=config.kv_quant_bits,
+            measure=True,
+        )
     except (RuntimeError, MemoryError) as error:  # torch has no class of its own for memory of the CPU
         raise LimitExceeded(
             f"a KV pool of {config.num_blocks} blocks of {config.block_size} tokens does not fit into this machine",
@@ -149,14 +115,17 @@ class InferenceReplay:
         model = loaded.model
         self._kv = _cache(model, rebuilt.config)
         # Also when none were recorded: the report's digests tell two replays of one dump apart.
-        self._runner = ModelRunner(model, self._kv, digests=True)
+        self._runner = ModelRunner(model, self._kv, digests=True, defects=defects_of(rebuilt.quirks))
         outputs = rebuilt.outputs
         if not options.compare:
             outputs = {name: replace(output, tokens=None) for name, output in outputs.items()}
-        self._comparison = Comparison(outputs, strict=loaded.strict, dtype=model.dtype)
+        self._fallbacks = FallbackTrace(
+            dump.state, rebuilt.outputs, strict=loaded.strict, dtype=model.dtype, compare=options.compare
+        )
+        self._comparison = Comparison(outputs, strict=loaded.strict, dtype=model.dtype, fallbacks=self._fallbacks)
         self._findings = list(loaded.findings)
         self._timings: dict[str, float] = {"load_s": loaded.load_s}
-        check = options.compare
+        check = options.compare and options.kv != "restore"
         self._forward = Forward(self._comparison, deadline=deadline, emit=emit, check=check)
         self._drive = Drive(
             rebuilt,
@@ -167,6 +136,8 @@ class InferenceReplay:
             bytes_per_block=self._kv.bytes_per_block,
             rederive=options.rederive,
             watch=_Locate(self._kv),
+            hooks=(self._fallbacks,),
+            checks=options.checks,
         )
 
     def _stop_check(self, by_text: StopStrings) -> StopCheck:
@@ -183,7 +154,11 @@ class InferenceReplay:
         """Raises `BudgetSpent`, and `InvalidState` when recorded KV contents do not fit the cache."""
         last = last_step(self._rebuilt, self._failure)
         first = self._rebuilt.steps[0].index if self._rebuilt.steps else 0
-        window = max(first, last + 1 - self._options.window) if self._options.compare else first
+        if self._restoring and (problem := why_unusable(self._dump, self._rebuilt, last, unchecked=True)):
+            return self._cannot_restore(problem)
+        whole = not self._options.compare or self._mixes_blocks
+        window = first if whole else max(first, last + 1 - self._options.window)
+        window = last if self._restoring else window
         # A request whose slot in the recorder was taken again has no token ids left, and cannot be computed.
         blind = self._last_step_without_ids(last)
         window = max(window, blind + 1)
@@ -195,9 +170,13 @@ class InferenceReplay:
             self._drive.trail.failures = shown_without_a_model(self._drive.trail.failures)
         if (unknown := self._without_ids_from_here_on(last)) or blind >= last:
             return self._cannot_compute(unknown)
+        if self._drive.checks is not None:
+            # NaN in a freed block would change what those read that read freed blocks when this was recorded.
+            poison = self._dump.state.engine.checks or not self._mixes_blocks
+            self._drive.checks.computes_into(self._kv, poison=poison)
         reached = self._drive.scheduler.next_step
         with self._timed("fast_forward_s"):
-            self._fast_forward(window, last)
+            self._restore(last) if self._restoring else self._fast_forward(window, last)
         with self._timed("step_s"):
             self._step_to_the_end(last)
         return self._result(window=max(0, self._drive.scheduler.next_step - reached))
@@ -216,12 +195,16 @@ class InferenceReplay:
 
     def _without_ids_from_here_on(self, last: int) -> list[str]:
         """Ids of requests that run, wait, or come until ``last``, and whose tokens are not known."""
+        return [request.id for request in self._ahead(last) if self._rebuilt.outputs[request.id].tokens is None]
+
+    def _ahead(self, last: int) -> list[Request]:
+        """Requests that run, wait, or come until ``last``."""
         scheduler = self._drive.scheduler
         ahead = [*scheduler.running, *scheduler.waiting]
         for step in self._rebuilt.steps:
             if scheduler.next_step <= step.index <= last:
                 ahead += step.arrived
-        return [request.id for request in ahead if self._rebuilt.outputs[request.id].tokens is None]
+        return ahead
 
     def _cannot_compute(self, unknown: list[str]) -> Run:
         names = ", ".join(unknown[:3]) or "a request of the failing step"
@@ -233,16 +216,67 @@ class InferenceReplay:
         run.missing = Reason.TOKENS_ABSENT
         return run
 
+    def _cannot_restore(self, problem: str) -> Run:
+        self._findings.append(
+            finding(
+                Reason.KV_CONTENTS_ABSENT.value,
+                f"--kv restore: {problem}",
+                remedy="--kv recompute computes the cache from tokens; pplx-server --record tokens --record-kv live "
+                "records contents that can be restored",
+            )
+        )
+        run = self._result(window=0)
+        run.missing = Reason.KV_CONTENTS_ABSENT
+        return run
+
+    @property
+    def _restoring(self) -> bool:
+        return self._options.kv == "restore"
+
+    def _contents(self) -> KvRestore:
+        following = self._drive.scheduler.difference is None and not self._options.beyond
+        return KvRestore(self._dump, self._rebuilt, self._kv, following=following)
+
+    def _restore(self, last: int) -> None:
+        """Take the KV of what the failing step computes from the dump, and compute what is not in it."""
+        scheduler, forward, contents = self._drive.scheduler, self._forward, self._contents()
+        plan = contents.plan(scheduler.running, at_failure=scheduler.next_step == last)
+        forward.total = sum(request.num_computed for request in plan.computed)
+        to_come = [request for request in self._ahead(last) if request not in scheduler.running]
+        self._compute(plan.computed, [hit for hit in self._cached(to_come) if not contents.has_blocks(hit.blocks)])
+        if scheduler.next_step == last:
+            checks = self._drive.checks
+            self._findings += contents.lay_over(
+                scheduler.running,
+                restored=plan.restored,
+                before=last,
+                strict=self._loaded.strict,
+                ledger=checks.ledger if checks else None,
+            )
+        self._findings.append(contents.report(plan))
+
     def _fast_forward(self, window: int, last: int) -> None:
         """Draw again the answers that the window will not, and compute the KV of what runs."""
         scheduler, forward = self._drive.scheduler, self._forward
         copies = answers.outside(self._rebuilt, scheduler.running, window, last) if self._draws_answers else []
         running = [request for request in scheduler.running if request.num_computed]
         forward.total = sum(c.num_tokens - 1 for c in copies) + sum(r.num_computed for r in running)
-        answers.verify(copies, self._loaded.model, forward, block_size=self._rebuilt.config.block_size)
-        for request in running:  # at its recorded blocks
-            writers = written_by(self._rebuilt.steps, request, before=scheduler.next_step)
-            forward.run(self._runner, request, request.num_computed, writers)
+        config = self._rebuilt.config
+        answers.verify(
+            copies, self._loaded.model, forward, block_size=config.block_size, quant_bits=config.kv_quant_bits
+        )
+        end = self._rebuilt.steps[-1].index if self._options.beyond and self._rebuilt.steps else last
+        self._compute(running, self._cached(self._ahead(end)))
+
+    def _cached(self, ahead: Sequence[Request]) -> list[Request]:
+        """What is cached for requests to come."""
+        return within_reach(self._drive.scheduler.cache, ahead, self._rebuilt.outputs)
+
+    def _compute(self, requests: Sequence[Request], cached: Sequence[Request]) -> None:
+        """Compute the KV of requests at their recorded blocks, and cached blocks."""
+        drive, steps = self._drive, self._rebuilt.steps
+        contents = BlockContents(self._runner, self._forward, steps, drive.scheduler.next_step, drive.checks)
+        contents.compute(requests, cached)
 
     @property
     def _draws_answers(self) -> bool:
@@ -252,27 +286,33 @@ class InferenceReplay:
         drive = self._drive
         drive.engine.executor = ComparedRunner(self._runner, self._comparison)
         parted = self._parted
-        if self._restores:
+        if self._lays_over(last):
             drive.run_to(last, parted)
             if not parted() and not drive.ended and drive.scheduler.next_step == last:
                 running, strict = drive.scheduler.running, self._loaded.strict
-                self._findings += kv_restore.restore(self._dump, self._kv, running, strict=strict)
+                self._findings += self._contents().lay_over(running, before=last, strict=strict)
         beyond = failing_request(self._rebuilt, self._failure) if self._options.beyond else None
         drive.run_out(last, beyond, parted)
 
+    def _lays_over(self, last: int) -> bool:
+        """Whether there are contents of that moment, to be checked against what was computed."""
+        if self._options.kv != "auto" or not has_contents(self._dump):
+            return False
+        problem = why_unusable(self._dump, self._rebuilt, last, unchecked=False)
+        if problem:
+            self._findings.append(finding("kv-contents-unused", f"recorded KV contents were not used: {problem}"))
+        return not problem
+
     @property
-    def _restores(self) -> bool:
-        return self._options.kv != "recompute" and kv_restore.has_contents(self._dump)
+    def _mixes_blocks(self) -> bool:
+        """Whether requests may read what others left in their blocks, which their own tokens do not tell."""
+        return any(quirk.kind.mixes_blocks for quirk in self._rebuilt.quirks)
 
     def _parted(self) -> bool:
         return self._comparison.divergence is not None
 
     def _result(self, *, window: int) -> Run:
-        missing = Reason.NONE
-        if self._options.kv == "restore" and not kv_restore.has_contents(self._dump):
-            missing = Reason.KV_CONTENTS_ABSENT
-        elif not self._rebuilt.steps:
-            missing = Reason.STEPS_ABSENT
+        missing = Reason.NONE if self._rebuilt.steps else Reason.STEPS_ABSENT
         drive, scheduler = self._drive, self._drive.scheduler
         return Run(
             requests=self._rebuilt.requests,
@@ -290,16 +330,24 @@ class InferenceReplay:
             used_blocks=drive.trail.peak_used_blocks,
             num_blocks=self._rebuilt.config.num_blocks,
             bytes_per_block=self._kv.bytes_per_block,
-            findings=self._findings,
+            findings=[
+                *self._findings,
+                *kv_distortion(self._kv),
+                *self._fallbacks.findings(),
+                *check_findings(drive.checks, drive.trail.failures),
+            ],
+            quirks=self._rebuilt.quirks,
             timings=self._timings,
             environment=self._loaded.model.numerics,
             digests=self._comparison.digests,
+            nll=self._comparison.nll,
+            fallbacks=self._fallbacks.to_json(),
         )
 
     @contextmanager
     def _timed(self, name: str) -> Iterator[None]:
-        began = time.perf_counter()
+        began = self._deadline.clock()
         try:
             yield
         finally:
-            self._timings[name] = time.perf_counter() - began
+            self._timings[name] = self._deadline.clock() - began

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,19 +11,28 @@ from typing import Any, Literal
 from dumps.errors import DumpError
 from dumps.schema import state_pb2 as pb
 from dumps.schema.reader import Dump, open_dump
-from dumps.validate import validate
 from replay import strict_json
 from replay.engine.failure import FailureKind
-from replay.errors import ENGINE_PACKAGES, EngineNotInstalled, ModelUnavailable, UnsupportedModel, UsageError
+from replay.engine.quirks import KINDS
+from replay.errors import (
+    ENGINE_PACKAGES,
+    DeviceUnavailable,
+    EngineNotInstalled,
+    ModelUnavailable,
+    UnsupportedModel,
+    UsageError,
+)
 from replay.report import finding
 from replay.signature import Signature
 from replay.targets.admit import admit
 from replay.targets.drive import Deadline, Emit
+from replay.targets.host import ALONE, Host
 from replay.targets.narrow import only_request
+from replay.targets.quirks import unknown_quirks
 from replay.targets.rebuild import Rebuilt, rebuild
 from replay.targets.result import Run, first_divergence
 from replay.targets.schedule import last_step, run_schedule
-from replay.targets.settings import NEEDS_MODEL, Overrides, checked
+from replay.targets.settings import NEEDS_MODEL, SETTINGS, Overrides, checked
 from replay.targets.summary import report_of
 from replay.verdict import Decision, Evidence, Reason, Verdict, decide
 
@@ -50,6 +58,7 @@ class Options:
     full: bool = False
     signature: str | None = None
     salvage: bool = False
+    checks: Literal["on", "off"] = "on"
 
 
 CHOICES: Mapping[str, tuple[str, ...]] = {
@@ -60,6 +69,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "schedule": ("recorded", "live"),
     "kv": ("auto", "restore", "recompute"),
     "device": ("auto", "cpu", "cuda"),
+    "checks": ("on", "off"),
 }
 
 
@@ -67,6 +77,7 @@ CANNOT_BEGIN = {
     ModelUnavailable: Reason.WEIGHTS_UNAVAILABLE,
     UnsupportedModel: Reason.MODEL_UNSUPPORTED,
     EngineNotInstalled: Reason.ENGINE_NOT_INSTALLED,
+    DeviceUnavailable: Reason.DEVICE_UNAVAILABLE,
 }
 
 
@@ -97,6 +108,8 @@ def options_of(job: Mapping[str, Any]) -> Options:
     if not isinstance(settings, Mapping):
         raise UsageError(f"set: wants an object of keys and values, got {settings!r}")
     overrides = checked(settings)
+    if values["kv"] == "restore":
+        _check_restore(values, overrides)
     if values["target"] == "schedule" and (idle := [key for key in overrides.values if key in NEEDS_MODEL]):
         raise UsageError(
             f"--set {idle[0]} changes nothing in --target schedule, which has no model",
@@ -111,21 +124,35 @@ def options_of(job: Mapping[str, Any]) -> Options:
     return Options(**values, repeat=repeat, window=window, timeout_s=timeout, overrides=overrides)
 
 
-def run_job(job: Mapping[str, Any], emit: Emit) -> dict[str, Any]:
-    """Open the dump, replay it ``repeat`` times, decide, report.
+def _check_restore(values: Mapping[str, Any], overrides: Overrides) -> None:
+    """Recorded contents are those of the recorded run, at its failing step."""
+    changing = [key for key in overrides.values if SETTINGS[key].changes_tokens]
+    changing += [f"quirk.{name}" for name in overrides.quirks_off if overrides.leaves_damage_out]
+    other = f"--set {changing[0]}" if changing else ""
+    other = "--scope request" if values["scope"] == "request" else other
+    other = "--schedule live" if values["schedule"] == "live" else other
+    if other:
+        raise UsageError(
+            f"kv: restore goes to the failing step on the recorded contents, and {other} makes another run up to it",
+            remedy="Leave out one of the two.",
+        )
 
-    Missing weights, tokens or steps make an inconclusive report, not an error. Raises `DumpError`, `UsageError`,
-    `BudgetSpent`.
+
+def run_job(job: Mapping[str, Any], emit: Emit, host: Host = ALONE) -> dict[str, Any]:
+    """Open the dump, replay it ``repeat`` times, decide, report. ``host`` differs where many replays share a model.
+
+    Missing weights, tokens, steps or devices make an inconclusive report, not an error. Raises `DumpError`,
+    `UsageError`, `BudgetSpent`.
     """
     options = options_of(job)
-    began = time.perf_counter()
+    began = host.clock()
     emit({"event": "progress", "stage": "open", "done": 0, "total": None})
     with open_dump(Path(job["dump"]), salvage=options.salvage) as dump:
         expected = expected_signature(dump.state, options)
-        job_run = _Job(dump, options, expected, emit)
+        job_run = _Job(dump, options, expected, emit, host)
         try:
             runs = [job_run.once() for _ in range(options.repeat)]
-        except (ModelUnavailable, UnsupportedModel, EngineNotInstalled) as error:
+        except tuple(CANNOT_BEGIN) as error:
             reason = CANNOT_BEGIN[type(error)]
             problem = finding(reason.value, str(error), remedy=error.remedy)
             runs = [(job_run.empty(reason, problem), Decision(Verdict.INCONCLUSIVE, reason))]
@@ -137,7 +164,7 @@ def run_job(job: Mapping[str, Any], emit: Emit) -> dict[str, Any]:
             run.findings.append(
                 finding("not-deterministic", f"{len(verdicts)} replays of one dump disagree: {counted}")
             )
-        run.timings["total_s"] = time.perf_counter() - began
+        run.timings["total_s"] = host.clock() - began
         return report_of(
             dump,
             run,
@@ -148,7 +175,7 @@ def run_job(job: Mapping[str, Any], emit: Emit) -> dict[str, Any]:
             full=options.full,
             settings=dict(options.overrides.values),
             repeat={"n": options.repeat, "reproduced": verdicts.count(Verdict.REPRODUCED)},
-            environment=_environment(options),
+            environment=_environment(),
         )
 
 
@@ -182,12 +209,12 @@ def own_signature(state: pb.RuntimeState) -> Signature | None:
 class _Job:
     """The dump and its options, with the model loaded once for all repetitions."""
 
-    def __init__(self, dump: Dump, options: Options, expected: Signature | None, emit: Emit) -> None:
-        self._dump, self._options, self._expected, self._emit = dump, options, expected, emit
+    def __init__(self, dump: Dump, options: Options, expected: Signature | None, emit: Emit, host: Host) -> None:
+        self._dump, self._options, self._expected, self._emit, self._host = dump, options, expected, emit, host
         # Where to replay to is the dump's own matter, whichever failure is looked for.
         self._own = own_signature(dump.state)
         self._loaded: Any = None
-        admit(dump.state)
+        self._problems = admit(dump.state)
 
     def once(self) -> tuple[Run, Decision]:
         rebuilt = rebuild(self._dump.state, self._options.overrides)
@@ -208,13 +235,27 @@ class _Job:
     def _beyond_target(self) -> Reason:
         """What the chosen target can never show."""
         kind = self._expected.identity.kind if self._expected else None
-        shown_by_numbers = kind == FailureKind.NON_FINITE and self._options.target == "schedule"
-        return Reason.NEEDS_INFERENCE if shown_by_numbers else Reason.NONE
+        if self._options.checks == "off" and (kind == FailureKind.CONTAMINATION or self._spoilt):
+            return Reason.NEEDS_CHECKS
+        failures = self._dump.state.failures
+        in_sampler = self._expected == self._own and failures and failures[-1].HasField("non_finite")
+        shown_by_numbers = kind == FailureKind.NON_FINITE or in_sampler
+        return Reason.NEEDS_INFERENCE if shown_by_numbers and self._options.target == "schedule" else Reason.NONE
+
+    @property
+    def _spoilt(self) -> bool:
+        """Whether the NaN that checks put into freed blocks may have been read when this was recorded."""
+        names = {quirk.name for quirk in self._dump.state.quirks}
+        mixing = {kind.name for kind in KINDS.values() if kind.mixes_blocks}
+        return self._dump.state.engine.checks and not names.isdisjoint(mixing)
 
     def _alone(self, run: Run) -> Reason:
         """Whether the failing request ran without those that had taken its blocks, and so did not fail."""
-        pool = self._own is not None and self._own.identity.invariant == "kv-pool-exhausted"
-        return Reason.RAN_ALONE if self._options.scope == "request" and pool and not run.failures else Reason.NONE
+        identity = self._own.identity if self._own is not None else None
+        others = identity is not None and (
+            identity.invariant == "kv-pool-exhausted" or identity.kind == FailureKind.CONTAMINATION
+        )
+        return Reason.RAN_ALONE if self._options.scope == "request" and others and not run.failures else Reason.NONE
 
     def _beyond_record(self, rebuilt: Rebuilt) -> Reason:
         """Whether the steps that were kept end before the failure, or begin after it."""
@@ -233,7 +274,7 @@ class _Job:
 
     def _run(self, rebuilt: Rebuilt) -> Run:
         options = self._options
-        deadline = Deadline(options.timeout_s)
+        deadline = Deadline(options.timeout_s, self._host.clock)
         rederive, beyond = options.schedule == "live", self._modified
         if options.target == "schedule":
             return run_schedule(
@@ -243,6 +284,7 @@ class _Job:
                 emit=self._emit,
                 rederive=rederive,
                 beyond=beyond,
+                checks=options.checks == "on",
             )
         if not rebuilt.has_tokens:
             problem = finding(
@@ -253,7 +295,8 @@ class _Job:
             return self.empty(Reason.TOKENS_ABSENT, problem)
         try:
             # Torch is imported here, and only for this target: the base install has none.
-            from replay.targets.inference import WINDOW_STEPS, InferenceOptions, InferenceReplay, load_for
+            from replay.targets.inference import WINDOW_STEPS, InferenceOptions, InferenceReplay
+            from replay.targets.load import load_for, load_weights
         except ModuleNotFoundError as error:
             package = (error.name or "").partition(".")[0]
             if package not in ENGINE_PACKAGES:
@@ -263,8 +306,8 @@ class _Job:
         inference = InferenceOptions(
             mode=options.mode,
             kernels=options.kernels,
-            kv=options.kv,
-            device="cpu" if options.device == "auto" else options.device,
+            kv="recompute" if options.overrides.leaves_damage_out else options.kv,
+            checks=options.checks == "on",
             window=options.window or WINDOW_STEPS,
             compare=not options.overrides.changes_tokens,
             rederive=rederive,
@@ -273,7 +316,17 @@ class _Job:
         )
         if self._loaded is None:
             dtype = options.overrides.dtype or self._dump.state.model.dtype
-            self._loaded = load_for(self._dump, self._weights(), dtype=dtype, options=inference, emit=self._emit)
+            self._loaded = load_for(
+                self._dump,
+                self._weights(),
+                dtype=dtype,
+                mode=inference.mode,
+                kernels=inference.kernels,
+                device=options.device,
+                emit=self._emit,
+                load=self._host.load or load_weights,
+                clock=self._host.clock,
+            )
         return InferenceReplay(
             self._dump,
             rebuilt,
@@ -316,7 +369,8 @@ class _Job:
         if self._dump.torn is not None:
             torn = self._dump.torn
             found.append(finding("torn", f"the dump is torn and good up to byte {torn.offset} only: {torn.reason}"))
-        problems = [p for p in validate(self._dump.state) if p.severity == "error"]
+        found += unknown_quirks(self._dump.state)
+        problems = [p for p in self._problems if p.severity == "error"]
         found += [finding("invalid-state", f"{p.path}: {p.message}", rule=p.rule) for p in problems[:10]]
         if self._expected is not None and self._expected.identity.kind == FailureKind.PROCESS_DEATH:
             found.append(
@@ -328,9 +382,10 @@ class _Job:
         return found
 
 
-def _environment(options: Options) -> dict[str, Any]:
+def _environment() -> dict[str, Any]:
+    """Of every replay; a model that ran adds its own facts, the device among them."""
     return {
-        "device": "none" if options.target == "schedule" else "cpu",
+        "device": "none",
         "python": platform.python_version(),
         "machine": platform.machine(),
     }

@@ -10,13 +10,16 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from dumps.errors import InvalidState
+from dumps.prefix_hash import CachedBlock
 from dumps.schema import state_pb2 as pb
 from dumps.tensors import from_le32
+from replay.engine.quirks import Quirk
 from replay.engine.recorded import RecordedStep, StartState
-from replay.engine.request import FinishCause, FinishReason, Request, SamplingParams, Status
-from replay.engine.schedule import Chunk, EngineConfig, Exhausted, Finish, OnExhausted, Outcome
+from replay.engine.request import FinishCause, FinishReason, InternalFlags, Request, SamplingParams, Status
+from replay.engine.schedule import Chunk, EngineConfig, Exhausted, Finish, OnExhausted, Outcome, PrefixHit
 from replay.errors import UsageError
 from replay.targets.admit import REMEDY, check_sizes
+from replay.targets.quirks import quirks_in_force
 from replay.targets.settings import Overrides
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -58,6 +61,7 @@ class Rebuilt:
     start: StartState | None
     eos_token_ids: tuple[int, ...]
     bytes_per_block: int
+    quirks: tuple[Quirk, ...] = ()
 
     @property
     def has_tokens(self) -> bool:
@@ -96,7 +100,10 @@ def _rebuild(state: pb.RuntimeState, overrides: Overrides) -> Rebuilt:
     start = _start(state, requests, config, overrides)
     model = state.model
     kv = state.kv
-    per_slot = 2 * kv.num_layers * kv.num_kv_heads * kv.head_dim * DTYPE_BYTES.get(kv.dtype, 0)
+    per_vector = kv.head_dim * DTYPE_BYTES.get(kv.dtype, 0)
+    if config.kv_quant_bits:  # and a scale in float32
+        per_vector = kv.head_dim * config.kv_quant_bits // 8 + 4
+    per_slot = 2 * kv.num_layers * kv.num_kv_heads * per_vector
     return Rebuilt(
         config=config,
         requests=tuple(requests),
@@ -104,6 +111,7 @@ def _rebuild(state: pb.RuntimeState, overrides: Overrides) -> Rebuilt:
         steps=tuple(_step(step, requests) for step in state.steps),
         start=start,
         eos_token_ids=tuple(model.eos_token_ids),
+        quirks=quirks_in_force(state, overrides.quirks_off),
         bytes_per_block=per_slot * config.block_size,
     )
 
@@ -117,6 +125,8 @@ def _config(state: pb.RuntimeState) -> EngineConfig:
         max_num_seqs=engine.max_num_seqs,
         max_num_batched_tokens=engine.max_num_batched_tokens,
         on_kv_exhausted=OnExhausted(engine.on_kv_exhausted),
+        prefix_cache=engine.prefix_cache,
+        kv_quant_bits=engine.kv_quant_bits,
     )
 
 
@@ -169,6 +179,7 @@ def _request(
         num_prompt=num_prompt,
         sampling=overrides.sampling(_sampling(recorded.sampling), state.model.vocab_size),
         sample_index=recorded.sample_index,
+        flags=overrides.flags(_flags(recorded.flags)),
     )
     return request, RecordedOutput(
         num_tokens=num_output,
@@ -196,6 +207,13 @@ def _sampling(recorded: pb.SamplingParams) -> SamplingParams:
         stop=tuple(recorded.stop),
         stop_token_ids=tuple(recorded.stop_token_ids),
         ignore_eos=recorded.ignore_eos,
+    )
+
+
+def _flags(recorded: pb.InternalFlags) -> InternalFlags:
+    return InternalFlags(
+        early_exit=recorded.early_exit if recorded.HasField("early_exit") else None,
+        fallback_trace=recorded.fallback_trace,
     )
 
 
@@ -228,7 +246,12 @@ def _start(
         free_blocks=tuple(from_le32(start.free_blocks)),
         running=tuple(running),
         waiting=tuple(requests[index] for index in start.waiting),
+        cached=tuple(CachedBlock(entry.block, entry.hash, entry.parent) for entry in start.prefix_hashes),
     )
+
+
+def _blocks(data: bytes) -> tuple[int, ...]:
+    return tuple(from_le32(data)) if data else ()  # most chunks need no block
 
 
 def _step(step: pb.Step, requests: list[Request]) -> RecordedStep:
@@ -237,9 +260,7 @@ def _step(step: pb.Step, requests: list[Request]) -> RecordedStep:
 
     return RecordedStep(
         index=step.index,
-        chunks=tuple(
-            Chunk(requests[c.request], c.start, c.num_tokens, tuple(from_le32(c.new_blocks))) for c in step.scheduled
-        ),
+        chunks=tuple(Chunk(requests[c.request], c.start, c.num_tokens, _blocks(c.new_blocks)) for c in step.scheduled),
         arrived=tuple(requests[i] for i in step.arrived),
         aborted=tuple(finish(entry) for entry in step.aborted),
         admitted=tuple(requests[i] for i in step.admitted),
@@ -255,5 +276,14 @@ def _step(step: pb.Step, requests: list[Request]) -> RecordedStep:
             for e in step.exhausted
         ),
         finished=tuple(finish(entry) for entry in step.finished),
+        prefix_hits=tuple(
+            PrefixHit(
+                requests[hit.request],
+                hit.num_tokens,
+                tuple(from_le32(hit.blocks)),
+                hit.copied_from if hit.HasField("copied_from") else None,
+            )
+            for hit in step.prefix_hits
+        ),
         completed=step.completed,
     )

@@ -8,6 +8,7 @@ from typing import Any
 
 from replay.divergence import Divergence
 from replay.engine.failure import Failure
+from replay.engine.quirks import Quirk
 from replay.engine.recorded import ScheduleDifference
 from replay.engine.request import Request
 from replay.targets.compare_counts import Counts
@@ -21,7 +22,9 @@ class Run:
 
     ``window`` is the number of steps whose tokens the replay drew and went on with by itself; ``fast_forwarded``
     counts tokens that were teacher-forced to get there. ``digests`` holds the logits digest of each request's last
-    drawn token.
+    drawn token. ``quirks`` are those that were in force. ``nll`` holds the negative log-likelihood of each recorded
+    token that the replay has logits for, by request id and index in its answer; ``fallbacks`` the decisions of early
+    exit to go on, counted and one by one.
     """
 
     requests: tuple[Request, ...]
@@ -43,6 +46,9 @@ class Run:
     timings: dict[str, float] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     digests: dict[str, int] = field(default_factory=dict)
+    quirks: tuple[Quirk, ...] = ()
+    nll: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
+    fallbacks: dict[str, Any] | None = None
 
 
 def first_divergence(

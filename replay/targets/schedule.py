@@ -13,6 +13,7 @@ from replay.engine.failure import Failure
 from replay.engine.request import Request
 from replay.report import finding
 from replay.signature import Signature
+from replay.targets.checked import check_findings
 from replay.targets.drive import Deadline, Drive, Emit, RecordedTokens, recorded_stops, shown_without_a_model
 from replay.targets.rebuild import Rebuilt
 from replay.targets.result import Run
@@ -27,6 +28,7 @@ def run_schedule(
     emit: Emit,
     rederive: bool = False,
     beyond: bool = False,
+    checks: bool = True,
 ) -> Run:
     """Replay once, up to the dump's own ``failure``. ``beyond`` goes on past the record until the failing request
     ends, since settings were changed.
@@ -42,6 +44,7 @@ def run_schedule(
         emit=emit,
         bytes_per_block=rebuilt.bytes_per_block,
         rederive=rederive,
+        checks=checks,
     )
     emit({"event": "step-started"})
     deadline.start()
@@ -52,6 +55,7 @@ def run_schedule(
     findings = []
     if tokens.guessed_from is not None:
         findings.append(_guess(tokens.guessed_from, guessed))
+    findings += check_findings(drive.checks, failures)
     if guessed and not failures:
         missing = missing or Reason.RECORD_ENDS
     return Run(
@@ -66,6 +70,7 @@ def run_schedule(
         used_blocks=drive.trail.peak_used_blocks,
         num_blocks=rebuilt.config.num_blocks,
         bytes_per_block=rebuilt.bytes_per_block,
+        quirks=rebuilt.quirks,
         timings={"step_s": time.perf_counter() - began},
     )
 

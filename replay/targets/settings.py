@@ -8,11 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from replay.engine.request import SamplingParams
+from replay.engine.quirks import KINDS
+from replay.engine.request import InternalFlags, SamplingParams
 from replay.engine.schedule import EngineConfig, OnExhausted
 from replay.errors import UsageError
 
 DTYPES = ("float32", "bfloat16")
+BOOLEANS = ("true", "false")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +43,14 @@ SETTINGS: Mapping[str, Setting] = {
     for setting in (
         _count("kv.num_blocks", "num_blocks", "blocks in the KV pool"),
         _count("kv.block_size", "block_size", "tokens per KV block"),
+        Setting(
+            key="kv.quant_bits",
+            kind=int,
+            field="kv_quant_bits",
+            choices=("0", "8"),
+            help="bits of a value in the KV cache; 0 is the dtype of the computation",
+            changes_tokens=True,
+        ),
         _count("model.max_model_len", "max_model_len", "prompt and output tokens of one request"),
         _count("scheduler.max_num_seqs", "max_num_seqs", "requests running at once"),
         _count("scheduler.max_num_batched_tokens", "max_num_batched_tokens", "tokens in one step"),
@@ -50,6 +60,13 @@ SETTINGS: Mapping[str, Setting] = {
             field="on_kv_exhausted",
             choices=tuple(policy.value for policy in OnExhausted),
             help="what happens to a running request that finds no block",
+        ),
+        Setting(
+            key="scheduler.prefix_cache",
+            kind=str,
+            field="prefix_cache",
+            choices=BOOLEANS,
+            help="whether blocks of equal prefixes are shared",
         ),
         Setting(
             key="model.dtype",
@@ -68,12 +85,27 @@ SETTINGS: Mapping[str, Setting] = {
         _sampling("repetition_penalty", float, "1 is off"),
         _sampling("presence_penalty", float, "0 is off"),
         _sampling("frequency_penalty", float, "0 is off"),
+        _sampling("early_exit", float, "confidence that ends an answer, at most 1; 0 is off"),
+        *(
+            Setting(
+                key=f"quirk.{kind.name}",
+                kind=str,
+                field="quirk",
+                choices=("off",),
+                help="replay without this recorded defect",
+                changes_tokens=kind.changes_tokens,
+            )
+            for kind in KINDS.values()
+        ),
     )
 }
 
 
 # Of the sampling settings only the length of an answer means anything without a model.
-NEEDS_MODEL = frozenset(key for key, setting in SETTINGS.items() if setting.changes_tokens) - {"sampling.max_tokens"}
+NEEDS_MODEL = (
+    frozenset(key for key, setting in SETTINGS.items() if setting.changes_tokens and setting.field != "quirk")
+    | {f"quirk.{kind.name}" for kind in KINDS.values() if kind.needs_model}
+) - {"sampling.max_tokens"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +119,16 @@ class Overrides:
         return any(SETTINGS[key].changes_tokens for key in self.values)
 
     @property
+    def quirks_off(self) -> frozenset[str]:
+        """Names of the quirks that are turned off."""
+        return frozenset(key.partition(".")[2] for key in self.values if SETTINGS[key].field == "quirk")
+
+    @property
+    def leaves_damage_out(self) -> bool:
+        """Whether a quirk is turned off that had damaged the cache: then recorded contents must stay out."""
+        return any(KINDS[name].damages_data for name in self.quirks_off)
+
+    @property
     def dtype(self) -> str | None:
         value = self.values.get("model.dtype")
         return None if value is None else str(value)
@@ -96,17 +138,29 @@ class Overrides:
         changed = {SETTINGS[key].field: value for key, value in self.values.items() if SETTINGS[key].field in names}
         if "on_kv_exhausted" in changed:
             changed["on_kv_exhausted"] = OnExhausted(changed["on_kv_exhausted"])
+        if "prefix_cache" in changed:
+            changed["prefix_cache"] = changed["prefix_cache"] == "true"
         return replace(config, **changed)
 
     def sampling(self, sampling: SamplingParams, vocab_size: int) -> SamplingParams:
         """Raises `UsageError` when a changed value is out of its range."""
-        changed = {SETTINGS[key].field: value for key, value in self.values.items() if key.startswith("sampling.")}
+        names = set(SamplingParams.__dataclass_fields__)
+        changed = {SETTINGS[key].field: value for key, value in self.values.items() if SETTINGS[key].field in names}
         if not changed:
             return sampling
         result = replace(sampling, **changed)
         if problem := result.problem(vocab_size):
             raise UsageError(f"--set sampling.{problem[0]}: {problem[1]}")
         return result
+
+    def flags(self, flags: InternalFlags) -> InternalFlags:
+        """Raises `UsageError` when a changed value is out of its range."""
+        threshold = self.values.get("sampling.early_exit")
+        if threshold is None:
+            return flags
+        if not 0.0 <= threshold <= 1.0:
+            raise UsageError(f"--set sampling.early_exit: must be between 0 and 1, got {threshold}")
+        return replace(flags, early_exit=threshold or None)
 
 
 def parse_assignments(assignments: tuple[str, ...]) -> dict[str, str]:
@@ -143,13 +197,15 @@ def _setting(key: str) -> Setting:
 
 def _value(setting: Setting, raw: Any) -> Any:
     wanted = " or ".join(setting.choices) if setting.choices else {int: "an integer", float: "a number"}[setting.kind]
+    if setting.choices == BOOLEANS and isinstance(raw, bool):
+        raw = str(raw).lower()
     try:
         if isinstance(raw, bool) or not isinstance(raw, str | int | float):
             raise ValueError
         value = setting.kind(raw) if setting.kind is not int else int(str(raw))
     except ValueError:
         raise UsageError(f"--set {setting.key}: wants {wanted}, got {raw!r}") from None
-    if setting.choices and value not in setting.choices:
+    if setting.choices and str(value) not in setting.choices:
         raise UsageError(f"--set {setting.key}: wants {wanted}, got {raw!r}")
     if isinstance(value, float) and not math.isfinite(value):
         raise UsageError(f"--set {setting.key}: wants a finite number, got {raw!r}")

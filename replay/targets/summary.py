@@ -11,9 +11,11 @@ from dumps.schema import state_pb2 as pb
 from dumps.schema.reader import Dump
 from dumps.tensors import le32
 from replay.engine.failure import Failure
+from replay.engine.perplexity import perplexity
 from replay.engine.request import Request
 from replay.report import SCHEMA_VERSION, finding, finite, tool_version
 from replay.signature import Signature
+from replay.targets.quirks import listed
 from replay.targets.result import Run
 from replay.verdict import Decision, Verdict
 
@@ -51,13 +53,14 @@ def report_of(
         "match": decision.match,
         "divergence": run.divergence.to_json() if run.divergence else None,
         "requests": [_request(request, run, full=full) for request in run.requests],
-        "perplexity": None,
+        "perplexity": perplexity(value for answer in run.nll.values() for value in answer.values()),
+        "fallbacks": _fallbacks(run, full=full),
         "kv": _kv(run, failure),
         "failure": _facts(failure),
         "compared": asdict(run.counts) | {"window_steps": run.window, "fast_forwarded_tokens": run.fast_forwarded},
         "findings": _difference(run) + _other_facts(dump.state, failure, decision) + run.findings,
         "fidelity": fidelity(dump.state),
-        "quirks": [{"name": quirk.name, "detail": quirk.detail} for quirk in dump.state.quirks],
+        "quirks": listed(dump.state, run.quirks),
         "repeat": dict(repeat),
         "timings": {
             name: round(run.timings.get(name, 0.0), 4)
@@ -127,10 +130,18 @@ def _request(request: Request, run: Run, *, full: bool) -> dict[str, Any]:
         "recorded_output_len": run.outputs[request.id].num_tokens,
         "output_sha256": hashlib.sha256(le32(request.output)).hexdigest() if ids else None,
         "logits_digest": f"{run.digests[request.id]:016x}" if request.id in run.digests else None,
+        "perplexity": perplexity(run.nll.get(request.id, {}).values()),
     }
     if full and ids:
         entry["output_token_ids"] = request.output
     return entry
+
+
+def _fallbacks(run: Run, *, full: bool) -> dict[str, Any] | None:
+    """Counts of the decisions of early exit to go on; each of them only in the full report."""
+    if run.fallbacks is None:
+        return None
+    return {name: value for name, value in run.fallbacks.items() if full or name != "decisions"}
 
 
 def _difference(run: Run) -> list[dict[str, Any]]:

@@ -48,6 +48,37 @@ def test_a_truncation_names_request_place_and_bytes():
             "Request 9 (unknown) was cut short without being told so: it reached the longest sequence the engine takes "
             "when it had 16 tokens.",
         ),
+        (
+            pb.Failure(
+                kind="contamination",
+                invariant="slot-foreign",
+                request=0,
+                step=9,
+                position=4,
+                read=pb.SlotRead(block=7, slot=0, writer="req-b\x1b", writer_position=20, written_by_step=8),
+            ),
+            "Request req-a met another request's token in a KV slot, in step 9, for token position 4: block 7, slot 0, "
+            "last written by request req-b\\x1b for its position 20 in step 8.",
+        ),
+        (
+            pb.Failure(kind="contamination", invariant="slot-unwritten", request=0, read=pb.SlotRead(block=1, slot=2)),
+            "Request req-a met a KV slot that nobody had written since its block was handed out: block 1, slot 2, last "
+            "written by nobody that is known.",
+        ),
+        (
+            pb.Failure(kind="contamination", invariant="odd", step=1),
+            "A request met a KV slot that is not its own (odd), in step 1.",
+        ),
+        (
+            pb.Failure(
+                kind="exception",
+                exception_type="builtins.RuntimeError",
+                request=0,
+                non_finite=pb.NonFinite(where="temperature"),
+            ),
+            "builtins.RuntimeError was raised while request req-a was served; the sampler's stage temperature was the "
+            "first that was not finite.",
+        ),
         (pb.Failure(kind="timeout", request=0), "Request req-a did not finish in time."),
         (pb.Failure(kind="stall", step=3), "A request made no progress any more, in step 3."),
         (pb.Failure(kind="process-death"), "The process died, and its dump was made from its flight recorder."),

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dumps.schema import state_pb2 as pb
-from replay.engine.failure import Failure, FailureKind, NonFinitePlace
+from replay.engine.failure import Failure, FailureKind, NonFinitePlace, SlotRead
 from replay.errors import UsageError
 from replay.signature import Identity, Location, Signature, compare, normalise
 
@@ -100,3 +100,16 @@ def test_every_identity_field_decides(field):
 def test_a_location_of_the_wrong_type_is_no_signature(location):
     with pytest.raises(UsageError, match="not a signature"):
         Signature.from_json({"identity": {"kind": "exception"}, "location": location})
+
+
+def test_a_slot_that_was_not_its_readers_is_part_of_the_place():
+    read = SlotRead(block=3, slot=2, writer="r2", writer_position=7, written_by_step=9)
+    failure = Failure(kind=FailureKind.CONTAMINATION, invariant="slot-foreign", request_id="r1", step=10, read=read)
+    ours = Signature.of(failure)
+    assert (ours.location.block, ours.location.slot) == (3, 2)
+    state = pb.RuntimeState(requests=[pb.Request(id="r1")])
+    recorded = pb.Failure(kind="contamination", invariant="slot-foreign", request=0, step=10)
+    recorded.read.CopyFrom(pb.SlotRead(block=3, slot=2))
+    assert Signature.recorded(recorded, state) == ours
+    recorded.read.block = 4
+    assert not compare(Signature.recorded(recorded, state), ours, location=True)["location.block"]

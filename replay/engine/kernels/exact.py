@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from replay.engine.attention import StepContext
+from replay.engine.attention import StepContext, refuse_unknown
 
 LinearFunction = Callable[[torch.Tensor], torch.Tensor]
 
@@ -78,21 +78,14 @@ class ExactLinear(torch.nn.Module):  # type: ignore[misc]  # torch is not type-c
         self.form = form
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        count = hidden.shape[-2]
+        # In two dimensions, as it was proven: for a part of a longer call torch would take its kernel for batches.
+        rows = hidden.reshape(-1, hidden.shape[-1])
         step = self.form.rows or self.form.most
-        if count <= step:
-            return self.function(hidden)
-        parts = [self.function(part) for part in hidden.split(step, dim=-2)]
-        return torch.cat(parts, dim=-2)
-
-
-class ExactSiLU(torch.nn.Module):  # type: ignore[misc]
-    """``x * sigmoid(x)`` written as ``x / (1 + exp(-x))``: torch's own silu differs between vector body and tail."""
-
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        wide = hidden.float()
-        result = wide.neg().exp_().add_(1.0)
-        return torch.div(wide, result, out=result).to(hidden.dtype)
+        if rows.shape[0] <= step:
+            result = self.function(rows)
+        else:
+            result = torch.cat([self.function(part) for part in rows.split(step)])
+        return result.view(*hidden.shape[:-1], -1)
 
 
 def exact_attention(
@@ -104,24 +97,45 @@ def exact_attention(
     scaling: float,
     *,
     pplx_step: StepContext,
-    **unused: Any,
+    sliding_window: int | None = None,
+    **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """transformers' attention interface over `StepContext` tiles. Returns [1, padded rows, heads, head_dim]."""
+    """transformers' attention interface over `StepContext` tiles. Returns [1, padded rows, heads, head_dim].
+
+    Raises `UnsupportedModel` for an option that it does not compute.
+    """
+    refuse_unknown(others)
     layer = module.layer_idx
     pplx_step.write(layer, key, value)
     heads, dim = query.shape[1], query.shape[3]
     kv_heads = key.shape[1]
     repeat = heads // kv_heads
-    results = []
+    result = query.new_empty((query.shape[2], heads, dim))
+    result[pplx_step.num_rows :] = 0
     for group in pplx_step.groups:
         for kv, source, target in zip(group.stores, group.sources, group.targets, strict=True):
             kv.gather(layer, source, target)
-        tiles, _, packed, keys = group.mask.shape
+        mask = group.masks[sliding_window]
+        tiles, _, packed, keys = mask.shape
         tile = query[0].index_select(1, group.query_rows).view(kv_heads, repeat, tiles, group.queries, dim)
         tile = tile.permute(2, 0, 1, 3, 4).reshape(tiles, kv_heads, packed, dim)
         both = group.buffer.permute(2, 0, 3, 1, 4).expand(2, tiles, kv_heads, keys, dim)
-        result = functional.scaled_dot_product_attention(tile, both[0], both[1], attn_mask=group.mask, scale=scaling)
-        result = result.view(tiles, kv_heads, repeat, group.queries, dim).permute(0, 3, 1, 2, 4)
-        results.append(result.reshape(tiles * group.queries, heads, dim))
-    joined = results[0] if len(results) == 1 else torch.cat(results)
-    return joined.index_select(0, pplx_step.output_rows)[None], None
+        part = functional.scaled_dot_product_attention(tile, both[0], both[1], attn_mask=mask, scale=scaling)
+        part = part.view(tiles, kv_heads, repeat, group.queries, dim).permute(0, 3, 1, 2, 4)
+        part = part.reshape(tiles * group.queries, heads, dim)
+        result.index_copy_(0, group.rows, part.index_select(0, group.places))
+    for bulk in pplx_step.bulks:
+        bulk.kv.gather(layer, bulk.source, bulk.target)
+        rows = query[0, :, bulk.first_row :] if bulk.query_rows is None else query[0].index_select(1, bulk.query_rows)
+        rows = rows.unflatten(0, (kv_heads, repeat))
+        # The heads that share a key are read with a stride of zero: the kernel takes that, and nothing is copied.
+        both = bulk.buffer.permute(1, 2, 0, 3)[:, :, None].expand(2, kv_heads, repeat, -1, dim)
+        own = result[bulk.first_row : bulk.first_row + bulk.num_rows].unflatten(1, (kv_heads, repeat))
+        for call in bulk.calls:
+            key, value = both[..., : call.keys, :]
+            part = functional.scaled_dot_product_attention(
+                rows[:, :, call.first : call.stop], key, value, attn_mask=call.masks[sliding_window], scale=scaling
+            )
+            real = own[call.first : call.stop]
+            real.copy_(part[:, :, : real.shape[0]].permute(2, 0, 1, 3))
+    return result[None], None

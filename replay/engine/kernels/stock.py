@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from replay.engine.attention import StepContext
+from replay.engine.attention import StepContext, refuse_unknown
 
 
 def stock_attention(
@@ -19,9 +19,14 @@ def stock_attention(
     scaling: float,
     *,
     pplx_step: StepContext,
-    **unused: Any,
+    sliding_window: int | None = None,
+    **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """transformers' attention interface, one call per request over its true length. Returns [1, rows, heads, dim]."""
+    """transformers' attention interface, one call per request over its true length. Returns [1, rows, heads, dim].
+
+    Raises `UnsupportedModel` for an option that it does not compute.
+    """
+    refuse_unknown(others)
     layer = module.layer_idx
     pplx_step.write(layer, key, value)
     results = []
@@ -33,7 +38,7 @@ def stock_attention(
             query[:, :, span.first_row : span.first_row + span.num_rows],
             keys[None],
             values[None],
-            attn_mask=span.mask,
+            attn_mask=span.masks[sliding_window],
             scale=scaling,
             enable_gqa=True,
         )

@@ -28,7 +28,11 @@ def test_sections_go_with_the_state(made):
 
 @pytest.mark.parametrize(
     "feature",
-    ["truncate", "preempt-self", "preempt-other", "keyframe", "died", "aborted", "eos", "max-tokens", "chunked"],
+    [
+        *("truncate", "preempt-self", "preempt-other", "keyframe", "died", "aborted", "eos", "max-tokens", "chunked"),
+        *("hit", "copied", "known at the start", "evicted"),
+        *("early-exit", "traced"),
+    ],
 )
 def test_they_cover_what_a_schedule_can_hold(feature):
     """Raises `NoSuchExample` otherwise. Not shrunk: that it exists is enough."""
@@ -43,6 +47,18 @@ def features(state: pb.RuntimeState) -> set[str]:
         found.add("keyframe")
     if state.steps and not state.steps[-1].completed:
         found.add("died")
+    hits = [hit for step in state.steps for hit in step.prefix_hits]
+    if hits:
+        found.add("hit")
+    if any(hit.HasField("copied_from") for hit in hits):
+        found.add("copied")
+    start = {entry.hash for entry in state.scheduler.start.prefix_hashes}
+    if start:
+        found.add("known at the start")
+    if start - {entry.hash for entry in state.kv.prefix_hashes}:
+        found.add("evicted")
+    if state.trace_events:
+        found.add("traced")
     if any(step.aborted for step in state.steps):
         found.add("aborted")
     if any(not chunk.sampled and chunk.num_tokens > 1 for step in state.steps[:-1] for chunk in step.scheduled):

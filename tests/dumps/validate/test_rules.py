@@ -121,6 +121,13 @@ KV = [
     (set_to("kv.num_blocks", 4), "kv.sizes", "kv.num_blocks"),
     (set_to("kv.block_size", 0), "kv.sizes", "kv.block_size"),
     (set_to("kv.num_layers", 2), "kv.sizes", "kv.num_layers"),
+    (set_to("kv.quant_bits", 8), "kv.sizes", "kv.quant_bits"),
+    (both(set_to("kv.quant_bits", 4), set_to("engine.kv_quant_bits", 4)), "kv.sizes", "kv.quant_bits"),
+    (
+        both(set_to("kv.quant_bits", 8), set_to("engine.kv_quant_bits", 8), set_to("engine.engine", "pplx")),
+        "kv.bytes",
+        "kv.max_bytes",
+    ),
     (set_to("kv.seq_len_exceeded_at", 17), "kv.sizes", "kv.seq_len_exceeded_at"),
     (set_to("kv.ref_counts", [1, 2, 0]), "kv.ref-count", "kv.ref_counts[1]"),
     (set_to("kv.ref_counts", [1, 1, 1]), "kv.ref-count", "kv.ref_counts[2]"),

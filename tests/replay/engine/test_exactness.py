@@ -1,4 +1,5 @@
-"""A row's bits do not depend on its batch: alone, mixed, whole, in chunks, decoded; any threads, any blocks."""
+"""A row's bits do not depend on its batch: alone, mixed, whole, in chunks, decoded; any threads, any blocks, on the CPU
+and (with ``-m gpu``) on CUDA."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from replay.engine.runner import ModelRunner
 from replay.engine.weights import LoadedModel, load_model
+from tests.devices import DEVICES
 from tests.mixing import BLOCK_SIZE, chunks_of, make_request, random_tokens, run_among
 from tests.tiny import make_tiny_model
 
@@ -25,13 +27,13 @@ def tiny(tmp_path_factory):
     folder = make_tiny_model(tmp_path_factory.mktemp("tiny"), intermediate_size=1539)
 
     @cache
-    def cached(dtype, threads, kernels) -> LoadedModel:
-        return load_model(folder, dtype=dtype, kernels=kernels)
+    def cached(dtype, threads, kernels, device) -> LoadedModel:
+        return load_model(folder, dtype=dtype, kernels=kernels, device=device)
 
-    def load(dtype: str, threads: int = 1, kernels: str = "exact") -> LoadedModel:
+    def load(dtype: str, threads: int = 1, kernels: str = "exact", device: str = "cpu") -> LoadedModel:
         """A model, with torch set to the threads on which it was probed."""
         torch.set_num_threads(threads)
-        return cached(dtype, threads, kernels)
+        return cached(dtype, threads, kernels, device)
 
     return load
 
@@ -95,23 +97,26 @@ def assert_same_bits(model: LoadedModel, length: int):
     return logits
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_same_bits_alone_and_mixed_whole_chunked_and_decoded(tiny, dtype):
-    one = assert_same_bits(tiny(dtype, 1), 100)
-    two = assert_same_bits(tiny(dtype, 2), 100)
+def test_same_bits_alone_and_mixed_whole_chunked_and_decoded(tiny, dtype, device):
+    one = assert_same_bits(tiny(dtype, 1, device=device), 100)
+    two = assert_same_bits(tiny(dtype, 2, device=device), 100)
     assert np.array_equal(one, two)
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_stock_kernels_do_differ(tiny, dtype):
+def test_stock_kernels_do_differ(tiny, dtype, device):
     """The comparison above must be able to fail, and does on torch's own kernels."""
     with pytest.raises(AssertionError, match="rows differ"):
-        assert_same_bits(tiny(dtype, 1, "stock"), 100)
+        assert_same_bits(tiny(dtype, 1, "stock", device), 100)
 
 
-def test_bits_do_not_depend_on_how_many_keys_are_padded(tiny):
+@pytest.mark.parametrize("device", DEVICES)
+def test_bits_do_not_depend_on_how_many_keys_are_padded(tiny, device):
     """Positions on both sides of a padding boundary, so that decode and prefill pad differently."""
-    model = tiny("bfloat16", 1)
+    model = tiny("bfloat16", 1, device=device)
     boundary = model.sizes.keys
     tokens = random_tokens(boundary + 40, model.vocab_size, seed=3)
     blocks = range(-(-len(tokens) // BLOCK_SIZE))
@@ -121,9 +126,10 @@ def test_bits_do_not_depend_on_how_many_keys_are_padded(tiny):
     assert np.array_equal(whole, stepped)
 
 
-@given(st.data())
-def test_same_bits_in_any_mix_chunking_and_placement(tiny, data):
-    model = tiny(data.draw(st.sampled_from(DTYPES), label="dtype"), 1)
+@pytest.mark.parametrize("device", DEVICES)
+@given(data=st.data())
+def test_same_bits_in_any_mix_chunking_and_placement(tiny, device, data):
+    model = tiny(data.draw(st.sampled_from(DTYPES), label="dtype"), 1, device=device)
     length = data.draw(st.integers(2, 70), label="length")
     tokens = random_tokens(length, model.vocab_size, seed=data.draw(st.integers(0, 9), label="seed"))
     needed = -(-length // BLOCK_SIZE)
@@ -152,10 +158,11 @@ def test_same_bits_in_any_mix_chunking_and_placement(tiny, data):
 
 
 @pytest.mark.model
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_same_bits_on_the_real_model(smollm2: Path, dtype):
+def test_same_bits_on_the_real_model(smollm2: Path, dtype, device):
     results = []
     for threads in (1, 2):
         torch.set_num_threads(threads)
-        results.append(assert_same_bits(load_model(smollm2, dtype=dtype), 72))
+        results.append(assert_same_bits(load_model(smollm2, dtype=dtype, device=device), 72))
     assert np.array_equal(*results)

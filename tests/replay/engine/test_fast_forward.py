@@ -141,6 +141,63 @@ def test_an_exception_in_a_chunk_is_raised_by_the_step_that_causes_it(model, liv
     assert runner.kv.position[runner.kv.slots_of(copy.blocks, 49, 51)].tolist() == [49, -1]
 
 
+def test_the_search_for_the_first_non_finite_value_halves_the_chunk(model, lived, monkeypatch):
+    runner, copy = new_runner(model), again(lived[0])
+    bad = next(token for token in range(320) if token not in copy.tokens)
+    copy.tokens[50] = bad
+    computed = []
+    compute = runner.compute
+
+    def counting(chunks, *, step):
+        computed.append(chunks[0].num_tokens)
+        return compute(chunks, step=step)
+
+    monkeypatch.setattr(runner, "compute", counting)
+    with overflowing(runner, bad):
+        fast_forward(runner, copy, LENGTH - 1, chunk=64)
+    # 50 lies in the second half of the chunk, in its first quarter, and so on down to the token itself.
+    assert computed[:2] == [64, 32]
+    assert sum(computed) <= 3 * 64 + LENGTH - 64
+    assert len(computed) <= 2 * 6 + 2
+
+
+def test_what_a_failed_chunk_wrote_counts_as_never_written(model, lived, monkeypatch):
+    """Its stamps go back to what they were; the step that fails is left with what the steps before it wrote."""
+    runner, copy = new_runner(model), again(lived[0])
+    slots = runner.kv.slots_of(copy.blocks, 0, 64)
+    runner.kv.stamp(slots, step=7, owner="before", first_position=100)
+    compute = runner.compute
+
+    def fails_with_token_50(chunks, *, step):
+        hidden = compute(chunks, step=step)  # stamps the slots first
+        if chunks[0].start <= 50 < chunks[0].start + chunks[0].num_tokens:
+            raise RuntimeError("token 50")
+        return hidden
+
+    monkeypatch.setattr(runner, "compute", fails_with_token_50)
+    with pytest.raises(RuntimeError, match="token 50"):
+        fast_forward(runner, copy, LENGTH - 1, chunk=64)
+    assert runner.kv.position[slots[:50]].tolist() == list(range(50))
+    assert runner.kv.position[slots[51:]].tolist() == list(range(151, 164))
+    assert runner.kv.written_step[slots[51:]].tolist() == [7] * 13
+    assert {runner.kv.owner[slot] for slot in slots[51:]} == {"before"}
+
+
+def test_chunks_end_at_multiples_of_their_size(model, lived):
+    runner, copy = new_runner(model), again(lived[0])
+    done = []
+    fast_forward(runner, copy, 10)
+    fast_forward(runner, copy, 70, start=10, chunk=32, on_progress=lambda at, _: done.append(at))
+    assert done == [22, 54, 60]
+
+
+def test_digests_are_made_where_they_are_wanted(model, lived):
+    digests = lived[2]
+    checks = fast_forward(new_runner(model), again(lived[0]), LENGTH - 1, check_from=0, digest_at={20, 70})
+    assert [check.position for check in checks if check.sample.digest is not None] == [20, 70]
+    assert [check.sample.digest for check in checks if check.sample.digest] == [digests[9], digests[59]]
+
+
 def test_positions_that_do_not_exist_are_refused(model, lived):
     with pytest.raises(ValueError, match="90 tokens"):
         fast_forward(new_runner(model), again(lived[0]), LENGTH + 1)

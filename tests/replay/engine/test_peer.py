@@ -10,13 +10,9 @@ import pytest
 import torch
 import transformers
 
-from replay.engine.engine import Engine
-from replay.engine.live import LiveScheduler
-from replay.engine.request import Request, SamplingParams
-from replay.engine.runner import ModelRunner
-from replay.engine.schedule import Chunk, EngineConfig
 from replay.engine.weights import LoadedModel, load_model
-from tests.mixing import BLOCK_SIZE, make_request, random_tokens
+from tests.mixing import random_tokens
+from tests.peer import our_generate, our_logits, stock_generate, stock_logits, stock_model
 from tests.tiny import make_tiny_model
 
 LENGTH = 64
@@ -40,57 +36,6 @@ def one_thread():
     torch.set_num_threads(before)
 
 
-def stock_model(folder: Path):
-    transformers.utils.logging.disable_progress_bar()
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="sdpa", local_files_only=True
-    )
-    model.generation_config.eos_token_id = None
-    return model.eval()
-
-
-def stock_generate(model, prompt: Sequence[int]) -> list[int]:
-    ids = torch.tensor([list(prompt)])
-    with torch.inference_mode():
-        result = model.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=LENGTH, do_sample=False, pad_token_id=0
-        )
-    return [int(token) for token in result[0, len(prompt) :]]
-
-
-def stock_logits(model, tokens: Sequence[int]):
-    with torch.inference_mode():
-        return model(torch.tensor([list(tokens)])).logits[0].numpy()
-
-
-def our_generate(model: LoadedModel, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
-    """All prompts at once through scheduler, chunked prefill and paged cache."""
-    blocks = sum(-(-(len(prompt) + LENGTH) // BLOCK_SIZE) for prompt in prompts)
-    config = EngineConfig(
-        num_blocks=blocks, block_size=BLOCK_SIZE, max_model_len=model.max_position_embeddings, max_num_batched_tokens=48
-    )
-    kv = model.kv_store(num_blocks=blocks, block_size=BLOCK_SIZE)
-    engine = Engine(scheduler=LiveScheduler(config), executor=ModelRunner(model, kv))
-    sampling = SamplingParams(temperature=0.0, max_tokens=LENGTH, ignore_eos=True)
-    requests = [
-        Request(id=str(index), tokens=list(prompt), num_prompt=len(prompt), sampling=sampling)
-        for index, prompt in enumerate(prompts)
-    ]
-    for request in requests:
-        engine.add(request)
-    while engine.step() is not None:
-        pass
-    return [request.output for request in requests]
-
-
-def our_logits(model: LoadedModel, tokens: Sequence[int]):
-    blocks = -(-len(tokens) // BLOCK_SIZE)
-    runner = ModelRunner(model, model.kv_store(num_blocks=blocks, block_size=BLOCK_SIZE))
-    request = make_request(tokens, range(blocks))
-    hidden = runner.compute([Chunk(request, 0, request.num_tokens)], step=0)
-    return runner.logits(hidden, range(len(tokens)))
-
-
 def differing_positions(ours, theirs) -> list[int]:
     """Positions at which any logit is further apart than rounding explains."""
     assert ours.shape == theirs.shape
@@ -99,11 +44,11 @@ def differing_positions(ours, theirs) -> list[int]:
 
 def assert_equal_to_peer(folder: Path, prompts: Sequence[Sequence[int]]):
     model, peer = load_model(folder, dtype="float32"), stock_model(folder)
-    outputs = our_generate(model, prompts)
+    outputs = our_generate(model, prompts, LENGTH)
     assert len(outputs) == len(prompts)
     for prompt, output in zip(prompts, outputs, strict=True):
         assert len(output) == LENGTH
-        assert output == stock_generate(peer, prompt)
+        assert output == stock_generate(peer, prompt, LENGTH)
         tokens = [*prompt, *output]
         assert differing_positions(our_logits(model, tokens), stock_logits(peer, tokens)) == []
     return model, peer, [*prompts[0], *outputs[0]]
@@ -138,7 +83,7 @@ def test_stock_kernels_equal_transformers_within_rounding(tmp_path: Path):
     model = load_model(folder, dtype="float32", kernels="stock")
     prompt = random_tokens(20, 320, seed=5)
     peer = stock_model(folder)
-    assert our_generate(model, [prompt]) == [stock_generate(peer, prompt)]
+    assert our_generate(model, [prompt], LENGTH) == [stock_generate(peer, prompt, LENGTH)]
     assert differing_positions(our_logits(model, prompt), stock_logits(peer, prompt)) == []
 
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
+
 import pytest
 import torch
 
 from replay.engine import probe
 from replay.engine.attention import TileSizes
-from replay.engine.kernels.exact import KERNELS, ExactLinear, ExactSiLU, LinearForm, packing_available, plain_linear
+from replay.engine.kernels.activations import ExactGeluTanh, ExactSiLU
+from replay.engine.kernels.exact import KERNELS, ExactLinear, LinearForm, packing_available, plain_linear
+from replay.engine.probe import AttentionShape
 
 
 @pytest.fixture(autouse=True)
@@ -111,7 +116,8 @@ def test_calls_longer_than_proven_are_split():
     seen = []
 
     def record(rows):
-        seen.append(rows.shape[-2])
+        assert rows.dim() == 2, "for a part of a longer call with three dimensions torch takes its kernel for batches"
+        seen.append(rows.shape[0])
         return rows
 
     layer = ExactLinear(record, LinearForm(kernel="packed", most=64))
@@ -121,23 +127,27 @@ def test_calls_longer_than_proven_are_split():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_exact_silu_is_silu_whatever_the_shape(dtype):
+@pytest.mark.parametrize(
+    ("exact", "stock"),
+    [
+        (ExactSiLU(), torch.nn.functional.silu),
+        (ExactGeluTanh(), partial(torch.nn.functional.gelu, approximate="tanh")),
+    ],
+)
+def test_exact_activations_are_the_stock_ones_whatever_the_shape(dtype, exact, stock):
     values = (probe.random_rows(1, 1003, dtype) * 6)[0]
     values[:4] = torch.tensor([200.0, -200.0, 0.0, -88.0], dtype=dtype)
-    silu = ExactSiLU()
-    whole = silu(values)
-    assert torch.allclose(whole.double(), torch.nn.functional.silu(values.double()), rtol=8e-3, atol=1e-6)
+    whole = exact(values)
+    assert torch.allclose(whole.double(), stock(values.double()), rtol=8e-3, atol=1e-6)
     for length in (1, 3, 7, 16, 33):
-        assert torch.equal(torch.cat([silu(part) for part in values.split(length)]), whole)
+        assert torch.equal(torch.cat([exact(part) for part in values.split(length)]), whole)
     assert torch.isfinite(whole).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(9, 3, 64), (4, 2, 16), (64, 1, 32)])
 def test_attention_tiles_are_found(dtype, heads, kv_heads, dim):
-    sizes = probe.choose_attention(
-        num_heads=heads, num_kv_heads=kv_heads, head_dim=dim, dtype=dtype, max_keys=2048, rows=4
-    )
+    sizes = probe.choose_attention(AttentionShape(heads, kv_heads, dim, dtype), max_keys=2048, rows=4)
     assert sizes.rows == 4
     assert 2 <= sizes.decode <= sizes.prefill
     assert sizes.prefill * (heads // kv_heads) < 192
@@ -152,5 +162,26 @@ def test_where_padding_changes_bits_the_length_is_fixed(monkeypatch):
         return result * (1 + 1e-6) if key.shape[2] == 1024 else result
 
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", off_at_1024)
-    sizes = probe.choose_attention(num_heads=4, num_kv_heads=2, head_dim=16, dtype=torch.float32, max_keys=700, rows=4)
+    sizes = probe.choose_attention(AttentionShape(4, 2, 16, torch.float32), max_keys=700, rows=4)
     assert sizes == TileSizes(rows=4, decode=16, prefill=16, keys=1024)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_attention_tiles_are_found_for_windows_too(dtype):
+    shape, windows = AttentionShape(9, 3, 64, dtype), (None, 20, 512)
+    windowed = probe.choose_attention(replace(shape, windows=windows), max_keys=2048, rows=4)
+    assert windowed == probe.choose_attention(shape, max_keys=2048, rows=4)
+
+
+def test_a_window_whose_bits_follow_the_padding_fixes_the_length(monkeypatch):
+    plain = torch.nn.functional.scaled_dot_product_attention
+
+    def off_behind_a_hidden_block(query, key, value, *, attn_mask, scale):
+        result = plain(query, key, value, attn_mask=attn_mask, scale=scale)
+        hides_a_block = attn_mask[..., :512].isinf().all() and key.shape[2] > 1024
+        return result * (1 + 1e-6) if hides_a_block else result
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", off_behind_a_hidden_block)
+    shape = AttentionShape(4, 2, 16, torch.float32)
+    assert probe.choose_attention(shape, max_keys=700, rows=4).keys == 512
+    assert probe.choose_attention(replace(shape, windows=(None, 20)), max_keys=700, rows=4).keys == 1024

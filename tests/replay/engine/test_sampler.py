@@ -246,3 +246,26 @@ def test_margin_is_the_distance_of_the_two_best():
     assert sampler.margin(np.array([1.0, 5.0, 3.5], dtype=np.float32)) == 1.5
     assert sampler.margin(np.array([5.0, 5.0], dtype=np.float32)) == 0.0
     assert sampler.margin(np.array([5.0], dtype=np.float32)) == math.inf
+
+
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 30.0])
+def test_only_those_that_can_win_are_compared_and_the_winner_is_that_of_all(temperature):
+    """With a vocabulary in which luck is common, so that each of the ways to win is taken."""
+    stream = np.random.PCG64(3)
+    sampling = SamplingParams(temperature=temperature, seed=11)
+    kinds = set()
+    for position in range(60):
+        row = ((stream.random_raw(20_000) >> np.uint64(40)).astype(np.float32) / np.float32(2**22) - 2) * np.float32(4)
+        ids, scores = sampler.kept(row, sampling)
+        noise = sampler.gumbel_noise(seed=11, sample_index=0, position=position, size=row.size)
+        uniform = ((noise >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
+        values = scores - np.log(-np.log(uniform))
+        winner = int(ids[values == values.max()].min())
+        assert draw(row, sampling, position=position) == winner
+        kinds.add(bool(noise[winner] >= sampler.LUCKY))
+    assert kinds == {False, True} or temperature == 30.0
+
+
+def test_without_luck_no_token_gains_more_than_stated():
+    highest = (int(sampler.LUCKY) - 1 >> 12) + 0.5
+    assert -math.log(-math.log(highest * 2.0**-52)) < sampler.MOST_WITHOUT_LUCK

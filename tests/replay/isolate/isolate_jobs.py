@@ -235,3 +235,32 @@ def allowed(job: Job, emit: Emit) -> dict[str, Any]:
     with open(job["file"], "rb") as file:
         content = file.read().decode()
     return {"socketpair": received, "thread": results, "file": content}
+
+
+def driver_attempts(job: Job, emit: Emit) -> dict[str, Any]:
+    """What CUDA's driver does when it starts, and what it must not get beside it: errno of each call, 0 for allowed."""
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def call(name: str, *arguments: object) -> int:
+        ctypes.set_errno(0)
+        return ctypes.get_errno() if getattr(libc, name)(*arguments) < 0 else 0
+
+    name = b"\0cuda-uvmfd-test-%d" % os.getpid()
+    address = (1).to_bytes(2, "little") + name
+    unix = libc.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK, 0)
+    client = libc.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0)
+    return {
+        "driver": {
+            "bind": call("bind", unix, address, len(address)),
+            "listen": call("listen", unix, 16),
+            "memfd": call("memfd_create", b"cuda", 0),
+        },
+        "other": {
+            "accept": call("accept", unix, None, None),
+            "connect": call("connect", client, address, len(address)),
+            "internet": call("socket", socket.AF_INET, socket.SOCK_STREAM, 0),
+            "internet 6": call("socket", socket.AF_INET6, socket.SOCK_STREAM, 0),
+            "netlink": call("socket", 16, 3, 0),
+            "execve": call("execve", b"/bin/true", None, None),
+        },
+    }

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from replay.isolate.driver import may_use_gpu
 from replay.isolate.supervisor import run
 
 
@@ -60,3 +61,36 @@ def test_a_filter_that_is_switched_off_shows_in_the_grade(port: int, monkeypatch
     assert result.guard["grade"] == "audit-hook"
     assert "PPLX_SYSCALL_FILTER" in result.guard["filter_missing"]
     assert set(result.report["seen"].values()) == {"Refused"}
+
+
+def test_a_gpus_driver_gets_what_it_needs_and_no_more_and_the_grade_says_so() -> None:
+    job = {"dump": "unread", "device": "cuda"}
+    result = run(job, job_function="tests.replay.isolate.isolate_jobs:driver_attempts")
+    assert result.report is not None, result.error
+    if "filter_missing" in result.guard:
+        pytest.skip(f"no system call filter here: {result.guard['filter_missing']}")
+    assert result.guard["grade"] == "audit-hook+seccomp-gpu"
+    assert "Unix sockets" in result.guard["allowed"]
+    assert set(result.report["driver"].values()) == {0}, result.report
+    assert set(result.report["other"].values()) == {errno.EPERM}, result.report
+
+
+def test_without_a_gpu_its_driver_gets_nothing() -> None:
+    result = run({"dump": "unread", "device": "cpu"}, job_function="tests.replay.isolate.isolate_jobs:driver_attempts")
+    assert result.report is not None, result.error
+    if "filter_missing" in result.guard:
+        pytest.skip(f"no system call filter here: {result.guard['filter_missing']}")
+    assert result.guard["grade"] == "audit-hook+seccomp"
+    assert "allowed" not in result.guard
+    assert (result.report["driver"]["bind"], result.report["driver"]["listen"]) == (errno.EPERM, errno.EPERM)
+
+
+def test_which_jobs_may_use_a_gpu(tmp_path: Path) -> None:
+    node, missing = (str(tmp_path),), (str(tmp_path / "missing"),)
+    assert may_use_gpu({"dump": "a", "device": "cuda"}, missing)
+    assert may_use_gpu({"dumps": ["a"]}, node)
+    assert may_use_gpu({"dump": "a", "device": "auto"}, node)
+    for job in ({"dump": "a"}, {"dump": "a", "device": "auto"}):
+        assert not may_use_gpu(job, missing)
+    for other in ({"dump": "a", "device": "cpu"}, {"dump": "a", "target": "schedule"}, {"paths": ["a"]}):
+        assert not may_use_gpu(other, node)

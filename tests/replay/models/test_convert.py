@@ -30,8 +30,11 @@ def byte_alphabet() -> list[str]:
     return [chr(byte) if byte in printable else chr(next(spare)) for byte in range(256)]
 
 
-def write_gguf(path: Path) -> dict[str, Array]:
-    """One Llama layer in Q4_1. Returns the tensors by GGUF name, dequantised by the gguf library."""
+def write_gguf(path: Path, *, scaled: bool = False) -> dict[str, Array]:
+    """One Llama layer in Q4_1. Returns the tensors by GGUF name, dequantised by the gguf library.
+
+    ``scaled`` adds a scaling of rotary positions to the metadata.
+    """
     rng = np.random.Generator(np.random.PCG64(7))
     shapes = {
         "token_embd.weight": (VOCAB, HIDDEN),
@@ -55,6 +58,9 @@ def write_gguf(path: Path) -> dict[str, Array]:
     writer.add_head_count_kv(KV_HEADS)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_freq_base(10000.0)
+    if scaled:
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(4.0)
     writer.add_rope_dimension_count(HIDDEN // HEADS)
     writer.add_vocab_size(VOCAB)
     writer.add_tokenizer_model("gpt2")
@@ -155,6 +161,13 @@ def test_a_file_that_only_begins_like_gguf(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     with pytest.raises(UnsupportedModel, match="could not be converted"):
         convert_gguf(source, tmp_path / "out")
+
+
+def test_a_file_whose_settings_would_be_lost_is_refused(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "Scaled.gguf", scaled=True)
+    (tmp_path / "out").mkdir()
+    with pytest.raises(UnsupportedModel, match="lose its scaling of rotary positions"):
+        convert_gguf(tmp_path / "Scaled.gguf", tmp_path / "out")
 
 
 def test_a_file_that_is_none(tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ REFUSED: dict[str, tuple[Alter, type[DumpError], str]] = {
     "an arrival of nobody": (lambda s: s.steps[3].arrived.append(88), InvalidState, "there is no request 88"),
     "a second arrival": (lambda s: s.steps[3].arrived.append(0), InvalidState, "steps[3].arrived: request 0"),
     "a failure of nobody": (lambda s: setattr(s.failures[0], "request", 77), InvalidState, "names request 77"),
-    "no requests": (lambda s: s.ClearField("requests"), InvalidState, "names request 3"),
+    "no requests": (lambda s: s.ClearField("requests"), InvalidState, "a failure names request"),
     "a cause that is none": (lambda s: setattr(s.requests[0], "finish_cause", "bogus"), InvalidState, "'bogus'"),
     "a policy that is none": (lambda s: setattr(s.engine, "on_kv_exhausted", "x"), InvalidState, "'x'"),
     "no engine": (lambda s: s.ClearField("engine"), InvalidState, "OnExhausted"),
@@ -222,7 +222,7 @@ TOLD: dict[str, tuple[Alter, str, str, str | None]] = {
         "(blocks)",
     ),
     "its exhaustion": (
-        lambda s: setattr(s.steps[54].exhausted[0], "blocks_free", 7),
+        lambda s: setattr(s.steps[-1].exhausted[0], "blocks_free", 7),
         "reproduced",
         "",
         "recorded needed 1 block(s), 7 free",

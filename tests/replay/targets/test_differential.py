@@ -6,8 +6,6 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import pytest
-import torch
 from hypothesis import Phase, given, note, settings
 from hypothesis import strategies as st
 
@@ -18,7 +16,6 @@ from replay.engine.request import SamplingParams
 from replay.engine.schedule import OnExhausted
 from replay.targets.job import run_job
 from tests.plays import Visit, play
-from tests.tiny import make_tiny_model
 
 VOCAB = 320
 PROFILE = settings()
@@ -27,19 +24,6 @@ EXAMPLES = min(PROFILE.max_examples, 300)
 PHASES = tuple(Phase) if EXAMPLES > 100 else (Phase.explicit, Phase.reuse, Phase.generate)
 SMALL_RING = 4096
 """Below this a record may be too large for the ring, and then steps are honestly missing."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("weights") / "tiny")
 
 
 tokens = st.integers(0, VOCAB - 1)
@@ -96,6 +80,8 @@ def loads(draw: st.DrawFn) -> tuple[list[Visit], dict[str, Any]]:
         "on_kv_exhausted": draw(st.sampled_from(list(OnExhausted))),
         "ring_bytes": draw(st.sampled_from([2048, 8192, 16384, 2 * 2**20])),
         "debug_level": draw(st.sampled_from([0, 2])),
+        "prefix_cache": draw(st.booleans()),
+        "checks": draw(st.booleans()),
     }
     return draw(st.lists(visits(longest), min_size=draw(st.integers(1, 5)), max_size=7)), options
 

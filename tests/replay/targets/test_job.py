@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from dumps.errors import DumpError
 from dumps.schema.reader import open_dump
@@ -23,19 +22,6 @@ from tests.tiny import make_tiny_model
 
 TRUNCATE = OnExhausted.TRUNCATE
 ENDLESS = SamplingParams(temperature=0.0, ignore_eos=True)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("weights") / "tiny")
 
 
 def prompts(count: int, length: int = 9) -> list[list[int]]:
@@ -74,7 +60,8 @@ def bit_flip(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Recording:
 
 def replay(dump: Path, tiny: Path | None = None, **options: Any) -> dict[str, Any]:
     events: list[dict[str, Any]] = []
-    job = {"dump": str(dump), "model": str(tiny) if tiny else None, **options}
+    model = str(tiny) if tiny and options.get("target") != "schedule" else None
+    job = {"dump": str(dump), "model": model, **options}
     report = run_job(job, events.append)
     assert json.loads(json.dumps(report, allow_nan=False)) == report
     return report

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from replay.engine.request import SamplingParams
+from replay.engine.request import InternalFlags, SamplingParams
 from replay.engine.schedule import EngineConfig, OnExhausted
 from replay.errors import UsageError
 from replay.targets.settings import SETTINGS, checked, parse_assignments
@@ -27,7 +27,8 @@ def test_a_pool_size_leaves_recorded_tokens_valid():
 @pytest.mark.parametrize("key", SETTINGS)
 def test_every_setting_has_a_field_and_a_sentence(key):
     setting = SETTINGS[key]
-    names = (*EngineConfig.__dataclass_fields__, *SamplingParams.__dataclass_fields__, "dtype")
+    flags = InternalFlags.__dataclass_fields__
+    names = (*EngineConfig.__dataclass_fields__, *SamplingParams.__dataclass_fields__, *flags, "dtype", "quirk")
     assert setting.field in names
     assert setting.help
 
@@ -41,6 +42,7 @@ def test_every_setting_has_a_field_and_a_sentence(key):
         ("kv.num_blocks=3.5", "an integer"),
         ("kv.num_blocks=1e3", "an integer"),
         ("model.dtype=int4", "float32 or bfloat16"),
+        ("kv.quant_bits=4", "0 or 8"),
         ("sampling.temperature=nan", "finite"),
     ],
 )
@@ -58,6 +60,12 @@ def test_a_typo_is_answered_with_the_nearest_names():
 def test_a_sampling_value_out_of_range_is_refused_when_it_is_applied():
     with pytest.raises(UsageError, match="temperature"):
         checked({"sampling.temperature": 9}).sampling(SamplingParams(), 100)
+
+
+def test_bits_of_the_cache_are_part_of_the_engine_and_change_tokens():
+    overrides = checked({"kv.quant_bits": "8"})
+    assert overrides.config(CONFIG).kv_quant_bits == 8
+    assert overrides.changes_tokens
 
 
 def test_one_key_twice():

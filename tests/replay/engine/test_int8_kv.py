@@ -1,0 +1,135 @@
+"""An int8 cache leaves a row's bits as independent of its batch as a cache of floats, and changes them.
+
+Inside a chunk attention reads the codes of the chunk's own tokens too, as it would have in single steps.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from replay.engine.checks import first_non_finite
+from replay.engine.fast_forward import fast_forward
+from replay.engine.runner import ModelRunner
+from replay.engine.weights import load_model
+from tests.devices import DEVICES
+from tests.mixing import BLOCK_SIZE, chunks_of, make_request, random_tokens, run_among
+from tests.tiny import make_tiny_model
+
+LENGTH = 70
+BLOCKS = -(-LENGTH // BLOCK_SIZE)
+
+
+@pytest.fixture(scope="module", params=DEVICES)
+def device(request):
+    return request.param
+
+
+@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+def model(request, device, tmp_path_factory):
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    folder = make_tiny_model(tmp_path_factory.mktemp("tiny"), intermediate_size=1539)
+    yield load_model(folder, dtype=request.param, device=device)
+    torch.set_num_threads(before)
+
+
+def new_runner(model, *, quant_bits: int = 8, num_blocks: int = 64) -> ModelRunner:
+    kv = model.kv_store(num_blocks=num_blocks, block_size=BLOCK_SIZE, quant_bits=quant_bits)
+    kv.fill_blocks(range(num_blocks), float("nan"))
+    return ModelRunner(model, kv, digests=True)
+
+
+def whole(model, **options):
+    runner = new_runner(model, **options)
+    tokens = random_tokens(LENGTH, model.vocab_size, seed=1)
+    logits, _ = run_among(runner, make_request(tokens, range(BLOCKS)), [LENGTH])
+    return logits, *contents(runner, range(BLOCKS - 1))
+
+
+def contents(runner: ModelRunner, blocks) -> tuple[np.ndarray, np.ndarray]:
+    """Codes and scales of blocks; of a cache without scales its contents twice."""
+    codes, scales = runner.kv.read_blocks(blocks), runner.kv.read_scales(blocks)
+    return codes, codes if scales is None else scales
+
+
+@settings(max_examples=15)
+@given(data=st.data())
+def test_same_bits_in_any_mix_chunking_and_placement(model, data):
+    expected = whole(model)
+    lengths: list[int] = []
+    while sum(lengths) < LENGTH:
+        lengths.append(data.draw(st.integers(1, min(33, LENGTH - sum(lengths))), label="chunk"))
+    blocks = data.draw(st.permutations(range(64)), label="blocks")
+    count = data.draw(st.integers(0, 5), label="others")
+    others = [
+        make_request(random_tokens(64, model.vocab_size, seed=100 + i), blocks[8 + 4 * i : 12 + 4 * i], name=f"o{i}")
+        for i in range(count)
+    ]
+    takes = data.draw(st.lists(st.integers(1, 40), min_size=7, max_size=7), label="other lengths")
+    runner = new_runner(model)
+    request = make_request(random_tokens(LENGTH, model.vocab_size, seed=1), blocks[:BLOCKS])
+    logits, _ = run_among(
+        runner,
+        request,
+        lengths,
+        others=others,
+        other_length=lambda step, index: takes[(step + index) % 7],
+        place=data.draw(st.integers(0, count), label="place"),
+    )
+    assert np.array_equal(logits.view(np.uint32), expected[0].view(np.uint32))
+    for ours, theirs in zip(contents(runner, request.blocks[:-1]), expected[1:], strict=True):
+        assert ours.tobytes() == theirs.tobytes()
+
+
+def test_single_steps_give_what_a_fast_forward_gives(model):
+    tokens = random_tokens(LENGTH, model.vocab_size, seed=1)
+    stepped = new_runner(model)
+    logits, _ = run_among(stepped, make_request(tokens, range(BLOCKS)), chunks_of(1, LENGTH))
+    assert np.array_equal(logits.view(np.uint32), whole(model)[0].view(np.uint32))
+    for chunk in (7, 32, 256):
+        runner, request = new_runner(model), make_request(tokens, range(9, 9 + BLOCKS)[::-1], num_prompt=1)
+        checks = fast_forward(runner, request, LENGTH, check_from=1, chunk=chunk)
+        digests = [runner.sample(row, request, position=place + 1).digest for place, row in enumerate(logits[:-1])]
+        assert [check.sample.digest for check in checks] == digests
+        written = contents(runner, request.blocks[:-1]), contents(stepped, range(BLOCKS - 1))
+        assert all(ours.tobytes() == theirs.tobytes() for ours, theirs in zip(*written, strict=True))
+
+
+def test_int8_changes_the_logits_and_not_by_much(model):
+    plain, quantised = whole(model, quant_bits=0)[0], whole(model)[0]
+    assert np.array_equal(plain[0].argmax(), quantised[0].argmax())
+    assert 0 < np.abs(plain - quantised).max() < 0.25 * np.abs(plain).max()
+
+
+def test_two_caches_of_one_step_can_be_of_different_kinds(model):
+    """As in a batch of several dumps."""
+    from replay.engine.attention import Placed
+    from replay.engine.runner import forward
+    from replay.engine.schedule import Chunk
+
+    tokens = random_tokens(40, model.vocab_size, seed=4)
+    alone = []
+    for bits in (0, 8):
+        runner = new_runner(model, quant_bits=bits)
+        alone.append(runner.compute([Chunk(make_request(tokens, range(3)), 0, 40)], step=0))
+    stores = [new_runner(model, quant_bits=bits).kv for bits in (0, 8)]
+    hidden = forward(model, [Placed(Chunk(make_request(tokens, range(3)), 0, 40), kv) for kv in stores])
+    assert torch.equal(hidden[:40], alone[0])
+    assert torch.equal(hidden[40:], alone[1])
+    assert not torch.equal(alone[0], alone[1])
+
+
+def test_a_nan_in_an_int8_cache_is_located(model):
+    runner = new_runner(model)
+    request = make_request(random_tokens(LENGTH, model.vocab_size, seed=1), [4, 9, 2, 7, 5])
+    run_among(runner, request, [LENGTH])
+    request.num_computed = LENGTH
+    assert first_non_finite(runner.kv, [request]).where == "logits"
+    assert runner.kv.scales is not None
+    runner.kv.scales[1, request.slot(37, BLOCK_SIZE), 0, 1] = float("nan")
+    place = first_non_finite(runner.kv, [request])
+    assert (place.layer, place.tensor, place.block, place.slot, place.position) == (1, "key", 2, 5, 37)

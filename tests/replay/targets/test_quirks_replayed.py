@@ -1,0 +1,235 @@
+"""Each quirk: a server runs into its defect, the dump's replay shows the same failure, and without the quirk it does
+not."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dumps.schema.reader import open_dump
+from replay.engine.quirks import KINDS
+from replay.engine.request import SamplingParams
+from replay.errors import UsageError
+from replay.signature import compare
+from replay.targets.job import own_signature, run_job
+from tests.plays import Play, Visit, play
+
+SMALL = {"block_size": 4, "kv_blocks": 40, "max_num_batched_tokens": 32, "max_num_seqs": 4}
+
+
+def prompt(length: int, seed: int = 0) -> tuple[int, ...]:
+    return tuple((seed * 101 + place * (37 + seed)) % 320 for place in range(length))
+
+
+def visit(length: int, seed: int = 0, *, limit: int = 12, temperature: float = 0.0, **times: Any) -> Visit:
+    sampling = SamplingParams(temperature=temperature, max_tokens=limit, ignore_eos=True, seed=4)
+    return Visit(prompt=prompt(length, seed), sampling=sampling, **times)
+
+
+# By the quirk as it is written: the load, and the server's options.
+SCENES: dict[str, tuple[list[Visit], dict[str, Any]]] = {
+    "kv-bit-flip:request=1,layer=1,position=4,after_step=6": ([visit(9), visit(7, 1)], {}),
+    "int8-zero-scale:request=1,layer=1,position=4,after_step=6": ([visit(9), visit(7, 1)], {"kv_quant_bits": 8}),
+    "prefix-leak": (
+        # Somebody's text first, then a long prompt whose client leaves before most of it is computed, and its retry.
+        [visit(36, 3, limit=2), visit(40, arrives=6, leaves=7), visit(40, arrives=8), visit(9, 2, arrives=5)],
+        {"prefix_cache": True, "checks": True, "max_num_batched_tokens": 17, "kv_blocks": 16},
+    ),
+    "abort-after-finish": ([visit(5, limit=3, leaves=6), visit(9, 1)], {}),
+    "multinomial": ([visit(9, 1, temperature=0.7), visit(7, 2, temperature=1e-4, arrives=4)], {}),
+    "free-block-reuse:running=0,block=1,after_step=1": (
+        [visit(12, limit=4), visit(20, 1, arrives=1)],
+        {"checks": True, "kv_blocks": 8},
+    ),
+}
+NAMES = [text.partition(":")[0] for text in SCENES]
+
+
+@pytest.fixture(scope="module")
+def plays(tiny, tmp_path_factory) -> dict[str, Play]:
+    return {
+        text.partition(":")[0]: play(tiny, tmp_path_factory.mktemp("dumps"), people, quirks=(text,), **SMALL | options)
+        for text, (people, options) in SCENES.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def dumps(plays) -> dict[str, Path]:
+    return {name: played.dumps[0] for name, played in plays.items()}
+
+
+def replayed(dump: Path, tiny: Path | None, **options: Any) -> dict[str, Any]:
+    return run_job({"dump": str(dump), "model": str(tiny) if tiny else None, **options}, lambda event: None)
+
+
+def findings(report: dict[str, Any], code: str) -> list[dict[str, Any]]:
+    return [finding for finding in report["findings"] if finding["code"] == code]
+
+
+def test_there_is_a_scene_for_every_quirk():
+    assert sorted(NAMES) == sorted(KINDS)
+
+
+FAILURES: dict[str, tuple[str, str, str]] = {
+    "kv-bit-flip": ("non-finite", "finite-logits", "replay.errors.NonFiniteLogits"),
+    "int8-zero-scale": ("non-finite", "finite-logits", "replay.errors.NonFiniteLogits"),
+    "prefix-leak": ("contamination", "slot-unwritten", ""),
+    "abort-after-finish": ("exception", "", "builtins.KeyError"),
+    "multinomial": ("exception", "", "builtins.RuntimeError"),
+    "free-block-reuse": ("contamination", "slot-foreign", ""),
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_recorded_failure_comes_back_at_its_place(dumps, tiny, name):
+    report = replayed(dumps[name], tiny)
+    assert report["verdict"] == "reproduced"
+    identity, location = report["signature"]["identity"], report["signature"]["location"]
+    assert (identity["kind"], identity["invariant"], identity["exception_type"]) == FAILURES[name]
+    assert all(report["match"].values())
+    assert location == report["expected_signature"]["location"]
+    assert None not in (location["request_id"], location["step"])
+    assert report["divergence"] is None
+    assert report["mode"] == "strict"
+    [quirk] = report["quirks"]
+    assert (quirk["name"], quirk["in_force"]) == (name, not KINDS[name].damages_data)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_without_the_quirk_it_does_not(dumps, tiny, name):
+    report = replayed(dumps[name], tiny, set={f"quirk.{name}": "off"})
+    assert report["verdict"] == "not-reproduced"
+    assert report["signature"] is None
+    [quirk] = report["quirks"]
+    assert not quirk["in_force"]
+    assert findings(report, "contamination") == []
+
+
+@pytest.mark.parametrize("name", ["prefix-leak", "abort-after-finish", "free-block-reuse"])
+def test_what_lies_in_scheduler_and_pool_comes_back_without_a_model(dumps, name):
+    report = replayed(dumps[name], None, target="schedule")
+    assert report["verdict"] == "reproduced"
+    assert replayed(dumps[name], None, target="schedule", set={f"quirk.{name}": "off"})["verdict"] == "not-reproduced"
+
+
+@pytest.mark.parametrize("name", ["kv-bit-flip", "int8-zero-scale", "multinomial"])
+def test_what_lies_in_numbers_needs_the_model(dumps, name):
+    report = replayed(dumps[name], None, target="schedule")
+    assert (report["verdict"], report["reason_code"]) == ("inconclusive", "needs-inference")
+    with pytest.raises(UsageError, match="changes nothing in --target schedule"):
+        replayed(dumps[name], None, target="schedule", set={f"quirk.{name}": "off"})
+
+
+def test_no_two_quirks_leave_the_same_failure(dumps):
+    signatures = {}
+    for name, dump in dumps.items():
+        with open_dump(dump) as opened:
+            signatures[name] = own_signature(opened.state)
+    for name, one in signatures.items():
+        for other, two in signatures.items():
+            same_kind_of_damage = {name, other} == {"kv-bit-flip", "int8-zero-scale"}
+            if name != other and not same_kind_of_damage:
+                assert one is not None
+                assert two is not None
+                assert not all(compare(one, two, location=False).values()), (name, other)
+
+
+@pytest.mark.parametrize(("name", "other"), [*pairwise(NAMES[1:]), (NAMES[-1], NAMES[0])])
+def test_a_replay_does_not_show_the_failure_of_another_quirk(dumps, tiny, name, other):
+    report = replayed(dumps[name], tiny, signature=str(dumps[other]))
+    assert report["verdict"] in ("different-failure", "not-reproduced")
+
+
+def test_a_leaked_prefix_names_the_block_its_owners_and_reader(dumps, tiny):
+    report = replayed(dumps["prefix-leak"], tiny)
+    [found] = findings(report, "contamination")
+    assert (found["reader"], found["last_writer"]) == ("r2", "r0")  # whose text really lies there
+    assert [(one["event"], one["request"]) for one in found["owners"] if one["event"] != "evict"] == [
+        *(("allocate", "r0"), ("free", "r0")),
+        *(("allocate", "r1"), ("free", "r1")),
+        *(("share", "r2"), ("free", "r2")),
+    ]
+    location = report["signature"]["location"]
+    assert (location["block"], location["slot"], location["position"]) == (
+        found["block"],
+        found["slot"],
+        found["position"],
+    )
+
+
+def test_a_reused_block_names_the_request_that_wrote_over_it(dumps, tiny):
+    report = replayed(dumps["free-block-reuse"], tiny)
+    [found] = findings(report, "contamination")
+    assert (found["reader"], found["position"], found["block"], found["slot"]) == ("r0", 4, 1, 0)
+    assert (found["last_writer"], found["last_writer_position"], found["written_by_step"]) == ("r1", 16, 2)
+    assert [(owner["step"], owner["event"], owner["request"]) for owner in found["owners"]][:3] == [
+        (0, "allocate", "r0"),
+        (1, "free", None),
+        (2, "allocate", "r1"),
+    ]
+
+
+def test_a_damaged_slot_names_the_owners_of_its_block(dumps, tiny):
+    report = replayed(dumps["kv-bit-flip"], tiny)
+    [found] = findings(report, "block-owners")
+    place = report["failure"]["non_finite"]
+    assert (found["block"], found["reader"], found["last_writer"]) == (place["block"], "r1", "r1")
+    assert found["owners"][0] == {"step": 0, "event": "allocate", "request": "r1"}
+
+
+def test_the_stage_of_the_sampler_that_overflowed_is_named(dumps, tiny):
+    report = replayed(dumps["multinomial"], tiny)
+    assert report["failure"]["non_finite"]["where"] == "temperature"
+    assert (report["failure"]["request_id"], report["failure"]["position"]) == ("r1", 7)
+
+
+def test_a_server_with_checks_records_the_owners_of_blocks(dumps):
+    with open_dump(dumps["free-block-reuse"]) as dump:
+        state = dump.state
+    assert state.engine.checks
+    ids = [request.id for request in state.requests]
+    events = [
+        (e.step, e.event, ids[e.request] if e.HasField("request") else None)
+        for e in state.kv.block_history
+        if e.block == 1
+    ]
+    assert events[:3] == [(0, "allocate", "r0"), (1, "free", None), (2, "allocate", "r1")]
+    read = state.failures[-1].read
+    assert (read.block, read.slot, read.writer, read.writer_position) == (1, 0, "r1", 16)
+
+
+def test_without_checks_a_failure_that_only_they_see_is_not_looked_for(dumps, tiny):
+    report = replayed(dumps["prefix-leak"], tiny, checks="off")
+    assert (report["verdict"], report["reason_code"]) == ("inconclusive", "needs-checks")
+    assert findings(report, "contamination") == []
+
+
+def test_contamination_shows_in_a_dump_whose_server_did_not_check(tiny, tmp_path):
+    people, options = SCENES["prefix-leak"]
+    played = play(tiny, tmp_path, people, quirks=("prefix-leak",), **SMALL | options | {"checks": False})
+    assert played.dumps == []
+    report = replayed(played.demand, tiny, window=1)
+    assert report["divergence"] is None  # nor did filling freed blocks change what was read
+    assert report["signature"]["identity"]["invariant"] == "slot-unwritten"
+    assert len(findings(report, "contamination")) == 1
+
+
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        ("quirk.prefix-leek", "quirk.prefix-leak"),
+        ("quirk.kv-bit-flip", "prefix-leak"),
+    ],
+)
+def test_a_quirk_that_the_dump_does_not_have_cannot_be_turned_off(dumps, tiny, key, message):
+    with pytest.raises(UsageError) as caught:
+        replayed(dumps["prefix-leak"], tiny, set={key: "off"})
+    assert message in f"{caught.value.remedy}"
+
+
+def test_damage_cannot_be_left_out_and_restored_at_once(dumps, tiny):
+    with pytest.raises(UsageError, match="kv: restore"):
+        replayed(dumps["kv-bit-flip"], tiny, kv="restore", set={"quirk.kv-bit-flip": "off"})

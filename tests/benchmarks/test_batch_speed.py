@@ -4,7 +4,7 @@
 
 Two ways of one by one: a ``pplx-replay run`` for each against one ``pplx-replay batch`` of all, both with everything
 that belongs to a command; and in this process, with the model loaded once for either, where only the packing of steps
-is left. Prints both ratios and the parts of the latter, minima of runs in turns, in wall-clock time and in processor
+is left. Measures both ratios and the parts of the latter, minima of runs in turns, in wall-clock time and in processor
 time, which is what counts on a machine with other work. Asserts that every report is the same but for its timings, and
 no time, since machines differ. The goal is 3. `commands` and `in_process` give the numbers.
 
@@ -36,6 +36,7 @@ from replay.targets.batch import run_batch
 from replay.targets.host import Host
 from replay.targets.job import run_job
 from replay.targets.load import load_weights
+from tests.benchmarks.rows import Row
 from tests.mixing import random_tokens
 from tests.recordings import make_server, record
 
@@ -177,16 +178,21 @@ def one_thread():
 @pytest.mark.model
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_batch_against_one_by_one(smollm2, tmp_path, capsys, case, dtype):
+def test_batch_against_one_by_one(smollm2, tmp_path, measured, case, dtype):
     dumps = make_dumps(smollm2, tmp_path, case, dtype=dtype)
     alone, batch = in_process(smollm2, dumps)
     parts = ", ".join(f"{part.removesuffix('_s')} {alone.parts[part] / batch.parts[part]:.1f}x" for part in PARTS)
-    line = (
-        f"\n{DUMPS} dumps, {case.name}, {dtype}: model loaded {alone.wall / batch.wall:.1f}x "
-        f"({alone.wall:.1f} s / {batch.wall:.1f} s; processor {alone.processor / batch.processor:.1f}x; {parts})"
+    what = f"{DUMPS} dumps in a batch vs one by one: {case.name}, {dtype}"
+    target = f"at least {GOAL}x faster"
+    measured(
+        Row(
+            what=f"{what}, model loaded",
+            target=target,
+            measured=f"{alone.wall / batch.wall:.1f}x ({batch.wall:.1f} s against {alone.wall:.1f} s; {parts})",
+            values={"ratio": alone.wall / batch.wall, "processor_ratio": alone.processor / batch.processor},
+        )
     )
     if case is CASES[0] and dtype == "bfloat16":
-        each, all_at_once = commands(smollm2, dumps)
-        line += f"; as commands {each / all_at_once:.1f}x ({each:.0f} s / {all_at_once:.0f} s)"
-    with capsys.disabled():
-        print(f"{line}; goal {GOAL}x")  # noqa: T201 - it is what this is for
+        each, together = commands(smollm2, dumps)
+        found = f"{each / together:.1f}x ({together:.0f} s against {each:.0f} s)"
+        measured(Row(what=f"{what}, as commands", target=target, measured=found, values={"ratio": each / together}))

@@ -20,6 +20,7 @@ from replay.engine.request import SamplingParams
 from replay.targets.host import Host
 from replay.targets.job import run_job
 from replay.targets.load import load_weights
+from tests.benchmarks.rows import Row
 from tests.benchmarks.test_schedule_speed import incident
 from tests.plays import Visit, play
 from tests.tiny import make_tiny_model
@@ -66,27 +67,33 @@ def load_of(people: int, prompt: int, limit: int) -> list[Visit]:
 
 @pytest.mark.benchmark
 @pytest.mark.parametrize("window", [32, 100_000])
-def test_checks_cost_on_a_tiny_model(tmp_path, capsys, window):
+def test_checks_cost_on_a_tiny_model(tmp_path, measured, window):
     model = make_tiny_model(tmp_path / "model")
     played = play(model, tmp_path, load_of(16, 90, 100), steps=400, prefix_cache=True, kv_blocks=300, block_size=16)
     share = checks_share(played.demand, model=str(model), window=window)
-    with capsys.disabled():
-        print(f"\ntiny model, window {window}: {share:.1%} of replay time")  # noqa: T201
+    measured(_row(f"tiny model, window {window}", share))
 
 
 @pytest.mark.benchmark
 @pytest.mark.parametrize("prefix_cache", [False, True])
-def test_checks_cost_without_a_model(tmp_path, capsys, prefix_cache):
+def test_checks_cost_without_a_model(tmp_path, measured, prefix_cache):
     share = checks_share(incident(tmp_path, prefix_cache=prefix_cache), target="schedule")
     cache = "with" if prefix_cache else "without"
-    with capsys.disabled():
-        print(f"\ntarget schedule, 64 requests, 100,000 tokens, {cache} prefix cache: {share:.1%}")  # noqa: T201
+    measured(_row(f"target schedule, 64 requests, 100,000 tokens, {cache} prefix cache", share))
 
 
 @pytest.mark.benchmark
 @pytest.mark.model
-def test_checks_cost_on_smollm2(smollm2, tmp_path, capsys):
+def test_checks_cost_on_smollm2(smollm2, tmp_path, measured):
     played = play(smollm2, tmp_path, load_of(6, 300, 40), steps=200, prefix_cache=True, kv_blocks=300, block_size=16)
     share = checks_share(played.demand, runs=2, window=1000, model=str(smollm2))
-    with capsys.disabled():
-        print(f"\nSmolLM2, all steps: {share:.1%} of replay time")  # noqa: T201
+    measured(_row("SmolLM2, all steps", share))
+
+
+def _row(case: str, share: float) -> Row:
+    return Row(
+        what=f"checks, share of replay time: {case}",
+        target="under 25 %",
+        measured=f"{100 * share:.1f} %",
+        values={"share": share},
+    )

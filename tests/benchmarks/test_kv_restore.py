@@ -26,6 +26,7 @@ from replay.targets.drive import Deadline, Drive, RecordedTokens, recorded_stops
 from replay.targets.kv_restore import KvRestore
 from replay.targets.rebuild import rebuild
 from replay.targets.settings import Overrides
+from tests.benchmarks.rows import Row
 from tests.mixing import random_tokens
 from tests.recordings import dump_now, record
 
@@ -117,13 +118,15 @@ def _timed(work: Callable[[], None]) -> float:
 @pytest.mark.benchmark
 @pytest.mark.model
 @pytest.mark.parametrize(("dtype", "quant_bits"), [("float32", 0), ("bfloat16", 0), ("bfloat16", 8)])
-def test_restoring_is_faster_than_computing(smollm2, tmp_path, capsys, dtype, quant_bits):
+def test_restoring_is_faster_than_computing(smollm2, tmp_path, measured, dtype, quant_bits):
     found = measure(smollm2, tmp_path, dtype=dtype, quant_bits=quant_bits)
     name = f"{dtype}, int8 KV" if quant_bits else dtype
-    with capsys.disabled():
-        print(  # noqa: T201 - it is what this is for
-            f"\n{name:<18} {found['tokens']} tokens: computed in {found['compute_s']:.3f} s, restored in "
-            f"{found['restore_s'] * 1e3:.1f} ms: {found['ratio']:.0f}x (target {TARGET}x); contents "
-            f"{found['contents_bytes'] / 1e6:.1f} MB, dump {found['dump_bytes'] / 1e6:.1f} MB written in "
-            f"{found['dump_s'] * 1e3:.0f} ms"
+    measured(
+        Row(
+            what=f"KV restore vs recompute, {found['tokens']} tokens, warm, {name}",
+            target=f"at least {TARGET}x faster",
+            measured=f"{found['ratio']:.0f}x ({found['restore_s'] * 1e3:.0f} ms against {found['compute_s']:.2f} s; "
+            f"{found['contents_bytes'] / 1e6:.1f} MB)",
+            values=found,
         )
+    )

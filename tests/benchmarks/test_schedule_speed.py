@@ -35,6 +35,7 @@ from replay.targets.job import own_signature, run_job
 from replay.targets.rebuild import rebuild
 from replay.targets.schedule import run_schedule
 from replay.targets.settings import Overrides
+from tests.benchmarks.rows import Row
 from tests.flight import identity
 
 REQUESTS, TOKENS = 64, 100_000
@@ -103,7 +104,7 @@ def least(run: Callable[[], object]) -> float:
 
 @pytest.mark.benchmark
 @pytest.mark.parametrize("prefix_cache", [False, True])
-def test_schedule_speed(tmp_path, prefix_cache, capsys):
+def test_schedule_speed(tmp_path, prefix_cache, measured):
     path = incident(tmp_path, prefix_cache=prefix_cache)
 
     def opened() -> None:
@@ -129,13 +130,22 @@ def test_schedule_speed(tmp_path, prefix_cache, capsys):
     report = run_job({"dump": str(path), "target": "schedule"}, ignore)
     assert (report["verdict"], report["findings"]) == ("reproduced", [])
     assert results[-1].difference is None
-    with capsys.disabled():
-        print(  # noqa: T201 - it is what this is for
-            f"\nprefix cache {'on' if prefix_cache else 'off'}: {REQUESTS} requests, {tokens} tokens computed"
-            f"{f' and {cached} cached' if cached else ''}, {steps} steps: {whole:.3f} s in all, "
-            f"{rebuilding:.3f} s of it rebuild; {steps / whole:,.0f} steps/s, {tokens / whole:,.0f} tokens/s; "
-            f"opening {opening:.3f} s, checking {checking:.3f} s, the whole job {report['timings']['total_s']:.3f} s"
+    job = report["timings"]["total_s"]
+    measured(
+        Row(
+            what=f"target schedule, {REQUESTS} requests, {tokens + cached:,} tokens, {steps} steps, prefix cache "
+            f"{'on' if prefix_cache else 'off'}",
+            target="under 1 s",
+            measured=f"{whole:.2f} s ({steps / whole:,.0f} steps/s; with opening and validation {job:.2f} s)",
+            values={
+                "replay_s": whole,
+                "rebuild_s": rebuilding,
+                "opening_s": opening,
+                "checking_s": checking,
+                "job_s": job,
+            },
         )
+    )
 
 
 def ignore(event: dict[str, Any]) -> None:

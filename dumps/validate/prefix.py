@@ -148,6 +148,21 @@ def check_hashes(entries: Sequence[pb.PrefixHash], num_blocks: int, path: str) -
             yield Finding("prefix.twice", where, f"block {entry.block} or its hash stands twice")
         blocks.add(entry.block)
         hashes.add(entry.hash)
+    yield from _circle(entries, path)
+
+
+def _circle(entries: Sequence[pb.PrefixHash], path: str) -> Findings:
+    """Parents that lead back to where they began. A parent need not be known itself: it may have been evicted."""
+    parents = {entry.hash: entry.parent for entry in entries if entry.parent and entry.parent != entry.hash}
+    ends: set[bytes] = set()
+    for number, entry in enumerate(entries):
+        chain, one = set[bytes](), entry.hash
+        while one in parents and one not in ends and one not in chain:
+            chain.add(one)
+            one = parents[one]
+        if one in chain:
+            yield Finding("prefix.hash", f"{path}[{number}].parent", "its parents go round in a circle")
+        ends |= chain
 
 
 def check_hit(state: pb.RuntimeState, step: pb.Step, hit: pb.PrefixHit, block_size: int, path: str) -> Findings:

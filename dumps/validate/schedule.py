@@ -163,6 +163,8 @@ class _Walk:
             self._free(end.request)
         pending = deque(enumerate(step.exhausted))
         hits = {hit.request: (number, hit) for number, hit in enumerate(step.prefix_hits)}
+        if len(hits) < len(step.prefix_hits):
+            yield Finding("prefix.hit", f"{path}.prefix_hits", "a request is given a prefix twice in one step")
         for number, chunk in enumerate(step.scheduled):
             while pending and pending[0][1].before_scheduled <= number:
                 yield from self._exhausted(step, pending.popleft(), path)

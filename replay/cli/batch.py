@@ -11,10 +11,11 @@ import click
 from replay.cli import batch_files, batch_view
 from replay.cli.batch_view import Entry
 from replay.cli.console import command, note, print_json, stdout
-from replay.cli.failures import EXIT_INTERRUPTED
+from replay.cli.failures import EXIT_INTERRUPTED, explain
 from replay.cli.params import as_seconds
 from replay.cli.progress import progress
 from replay.cli.run import SETTINGS_HELP, STAGES, run
+from replay.errors import UsageError
 from replay.isolate.batch import run_batch
 from replay.isolate.result import Result
 from replay.targets.batch import AT_ONCE, MAX_AT_ONCE
@@ -68,13 +69,14 @@ def batch(
     written as soon as it is ready, as PATH/reports/NAME.json (mode 0600). An older report of ours is replaced; any
     other file in that place stops the batch before it begins.
 
-    A dump that cannot be replayed is reported and does not stop the others. If the worker dies, the dumps it had open
-    are replayed one by one.
+    A dump that cannot be replayed, or a report that cannot be written, does not stop the others. If the worker dies,
+    the dumps it had open are replayed one by one.
 
     \b
     Exit codes: 0 if every dump reproduced (or came to what --expect names). Otherwise that of the worst dump, in this
-    order: 70 our own error, 2 unusable option for it, 4 bad dump, 21 budget spent, 20 inconclusive, 12 diverged,
-    11 different failure, 10 not reproduced, 13 reproduced though something else was expected.
+    order: 70 our own error or a report that could not be written, 2 unusable option for it, 4 bad dump,
+    21 budget spent, 20 inconclusive, 12 diverged, 11 different failure, 10 not reproduced,
+    13 reproduced though something else was expected.
     130 if it was interrupted; reports already written stay.
 
     \b
@@ -89,12 +91,16 @@ def batch(
     expected = Verdict(expect) if expect else None
     places = batch_files.places(paths, recursive=recursive, out=out)
     entries = [Entry(dump=place.dump, name=_name(place, paths), report_file=place.report) for place in places]
+    batch_files.make_folders(places)
     began = time.monotonic()
 
     def take(index: int, result: Result, alone: str) -> None:
         entry = entries[index]
         entry.report, entry.error, entry.alone = result.report, result.error, alone
-        batch_files.write_report(places[index], entry.document())
+        try:
+            batch_files.write_report(places[index], entry.document())
+        except (OSError, UsageError) as error:  # a full disk, say: the others may have more luck
+            entry.unwritten = explain(error).message
 
     interrupted = False
     with progress() as update:
@@ -132,7 +138,9 @@ def _name(place: batch_files.Place, paths: tuple[Path, ...]) -> str:
 
 def _summary(entries: list[Entry], *, interrupted: bool, seconds: float) -> None:
     ended = [entry for entry in entries if entry.ended]
-    folders = dict.fromkeys(str(entry.report_file.parent) for entry in ended)
+    folders = dict.fromkeys(str(entry.report_file.parent) for entry in ended if not entry.unwritten)
     where = f"; reports in {', '.join(folders)}" if folders else ""
     cut = "interrupted: " if interrupted else ""
+    if lost := [entry for entry in ended if entry.unwritten]:
+        note(f"{len(lost)} reports could not be written, the first of them because: {lost[0].unwritten}")
     note(f"{cut}{len(ended)} of {len(entries)} dumps replayed in {seconds:.1f} s{where}")

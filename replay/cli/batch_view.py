@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dumps.text import printable
+from replay.cli.failures import EXIT_OUR_ERROR
 from replay.cli.report_view import STYLES
 from replay.isolate.result import RunError
 from replay.report import SCHEMA_VERSION, exit_code, tool_version
@@ -20,12 +21,16 @@ from replay.verdict import Verdict
 WORST_FIRST = (70, 2, 4, 21, 20, 12, 11, 10, 13)
 """Exit codes of dumps in the order in which one stands for the whole batch."""
 
+NAMES_SHOWN = 20
+"""Dumps that the table names of those that ended alike; the JSON document has all."""
+
 
 @dataclass(slots=True, kw_only=True)
 class Entry:
     """One dump of a batch. Of ``report`` and ``error`` exactly one is set once it was replayed.
 
-    ``alone`` says why it was replayed in a worker of its own; empty when it was not.
+    ``alone`` says why it was replayed in a worker of its own; empty when it was not. ``unwritten`` says why its report
+    is in no file.
     """
 
     dump: Path
@@ -34,6 +39,7 @@ class Entry:
     report: dict[str, Any] | None = None
     error: RunError | None = None
     alone: str = ""
+    unwritten: str = ""
 
     @property
     def ended(self) -> bool:
@@ -47,7 +53,9 @@ class Entry:
         return self.error.kind if self.error else "not replayed"
 
     def exit_code(self, expected: Verdict | None) -> int:
-        """What ``pplx-replay run`` would exit with."""
+        """What ``pplx-replay run`` would exit with; that of our own error when the report could not be written."""
+        if self.unwritten:
+            return EXIT_OUR_ERROR
         if self.report is not None:
             return exit_code(Verdict(self.report["verdict"]), expected=expected)
         return self.error.exit_code if self.error else 0
@@ -139,7 +147,8 @@ def as_document(entries: Sequence[Entry], *, code: int, interrupted: bool, secon
         "dumps": [
             {
                 "path": str(entry.dump),
-                "report_file": str(entry.report_file) if entry.ended else None,
+                "report_file": str(entry.report_file) if entry.ended and not entry.unwritten else None,
+                "unwritten": entry.unwritten or None,
                 "alone": entry.alone or None,
                 "report": entry.report,
                 "error": entry.error.as_json() if entry.error else None,
@@ -159,7 +168,9 @@ def show(console: Console, entries: Sequence[Entry]) -> None:
         outcome = Text(printable(group.outcome), style=STYLES.get(group.outcome, "bold red"))
         if group.reason_code:
             outcome.append(f" ({printable(group.reason_code)})", style="default not bold")
-        names = ", ".join(printable(entry.name, 300) for entry in group.entries)
+        names = ", ".join(printable(entry.name, 300) for entry in group.entries[:NAMES_SHOWN])
+        if more := len(group.entries[NAMES_SHOWN:]):
+            names += f" and {more} more"
         where = _divergence(group.first_divergence)
         table.add_row(outcome, str(len(group.entries)), printable(group.signature, 300), names, where)
     console.print(table)

@@ -77,6 +77,7 @@ class BlockChecks:
         self._poison = poison
         self._events: list[tuple[str, int]] = []
         self._dead: set[int] = set()
+        self._freed: set[int] = set()  # of the dead, those that nobody took since
         self._poisoned: set[int] = set()
         self._holders: dict[Request, _Holder] = {}
         self._holding: dict[int, list[Request]] = {}
@@ -95,6 +96,7 @@ class BlockChecks:
         takers = {block: chunk.request for chunk in plan.chunks for block in chunk.new_blocks}
         takers |= {block: hit.request for hit in plan.prefix_hits for block in hit.blocks}
         self._leave(plan.index, takers)
+        self._dead -= self._maybe_known()
         for block in self._dead:
             self._touched(block)
         sources = {source for source, _ in plan.copies}
@@ -105,7 +107,7 @@ class BlockChecks:
             self._ledger.clear(block)
         self._ledger.paste(contents)
         self._spoil(self._dead - sources)
-        self._dead = set()
+        self._dead, self._freed = set(), set()
         self._hit.update(dict.fromkeys(plan.admitted, 0))
         self._hit.update((hit.request, hit.num_tokens) for hit in plan.prefix_hits)
         holders = self._holders
@@ -154,6 +156,18 @@ class BlockChecks:
         cache, free = self._scheduler.cache, self._scheduler.pool.ref_counts[block] == 0
         if event == "allocate" or (event in ("free", "evict") and free and not (cache is not None and block in cache)):
             self._dead.add(block)
+            (self._freed.add if event == "free" else self._freed.discard)(block)
+
+    def _maybe_known(self) -> set[int]:
+        """Blocks given back whose contents a prefix cache may know, while we do not: the token ids of those who wrote
+        them are not on record, and so neither is the hash. Whoever is said to hit them may read them."""
+        if self._scheduler.cache is None:
+            return set()
+        size, vague = self._ledger.block_size, self._ledger.vague
+        known = {block for block in self._freed if vague[block * size : (block + 1) * size].any()}
+        for block in known:
+            self._ledger.trust(block)
+        return known
 
     def _leave(self, step: int, takers: dict[int, Request]) -> None:
         """Take leave of requests that gave their blocks back, and put the pool's events since the last call on record,

@@ -67,7 +67,7 @@ class LiveScheduler:
         self._stop_check = stop_check
         self._arrived: list[Request] = []
         self._aborted: list[Finish] = []
-        self._gone: Request | None = None
+        self._abort_error: Exception | None = None
         self.unfinished = StepPlan(index=first_step)
 
     def add(self, request: Request) -> None:
@@ -77,15 +77,20 @@ class LiveScheduler:
     def abort(self, request: Request, cause: FinishCause) -> None:
         """End a request from outside. Does nothing when it has finished already.
 
-        Under the defect ``abort_twice`` the next `plan` then raises KeyError, so that its step has the abort on record.
+        Under the defect ``abort_twice`` that is an error, as are blocks that were released before under the request.
+        Errors are raised by the next `plan`, so that its step has the abort on record.
         """
         finish = Finish(request, FinishReason.ABORT, cause)
-        if not request.finished:
-            self._end(finish)
-        elif self.defects.abort_twice:
-            self._gone = request
-        else:
-            return
+        try:
+            if not request.finished:
+                self._end(finish)
+            elif self.defects.abort_twice:
+                raise KeyError(request.id)
+            else:
+                return
+        except (KeyError, ValueError) as error:
+            blame(error, Blame(request_id=request.id))
+            self._abort_error = self._abort_error or error
         self._aborted.append(finish)
 
     def plan(self) -> StepPlan | None:
@@ -154,10 +159,8 @@ class LiveScheduler:
         plan = StepPlan(index=self.next_step, arrived=self._arrived, aborted=self._aborted)
         self._arrived, self._aborted = [], []
         self.unfinished = plan
-        if self._gone is not None:
-            error = KeyError(self._gone.id)
-            blame(error, Blame(request_id=self._gone.id))
-            raise error
+        if self._abort_error is not None:
+            raise self._abort_error
         return plan
 
     def _close(self, plan: StepPlan) -> StepPlan | None:

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from replay.engine.attention import TileSizes, Window, hidden_keys
 from replay.engine.kernels.exact import KERNELS, LinearForm, LinearFunction, packing_available
-from replay.errors import ReplayError
+from replay.errors import UnsupportedModel
 
 ROWS = 512
 """Random rows per probe of a layer."""
@@ -38,7 +38,7 @@ CUDA_TILES = 8
 chosen by the exact size."""
 
 
-class NoExactKernel(ReplayError):
+class NoExactKernel(UnsupportedModel):
     """No form of a kernel gave the same bits twice. Usually a new machine or library version."""
 
     remedy = "Run with --kernels stock, and report the machine and library versions."

@@ -26,7 +26,7 @@ from replay.engine.kv_store import DTYPES
 from replay.engine.loaded import Kernels, LoadedModel
 from replay.engine.probe import AttentionShape, choose_attention
 from replay.engine.probe_attention import quicker_attention
-from replay.engine.self_check import require_same_as_transformers
+from replay.engine.self_check import require_it_runs, require_same_as_transformers
 from replay.errors import ModelUnavailable, UnsupportedModel
 
 __all__ = ["TESTED", "Kernels", "LoadedModel", "check_weight_files", "eos_token_ids", "load_model"]
@@ -35,6 +35,10 @@ ISA_LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS
 """Environment variables that hold libraries back to older instructions, whose results have other bits."""
 
 NEEDED_FACTS = ("num_attention_heads", "num_hidden_layers", "hidden_size", "vocab_size", "max_position_embeddings")
+
+
+MAX_TOKEN_ID = 1 << 31
+"""Ids are kept as 32-bit integers."""
 
 
 def load_model(folder: Path, *, dtype: str, kernels: Kernels = "exact", device: str = "cpu") -> LoadedModel:
@@ -53,15 +57,20 @@ def load_model(folder: Path, *, dtype: str, kernels: Kernels = "exact", device: 
     settings = prepare(device) if kernels == "exact" else Settings()  # before anything else touches the device
     whole = _load(folder, support.architecture, DTYPES[dtype], EXACT if kernels == "exact" else STOCK).to(device)
     facts = whole.config
-    if missing := [name for name in NEEDED_FACTS if not isinstance(getattr(facts, name, None), int)]:
+    if missing := [name for name in NEEDED_FACTS if not _is_count(getattr(facts, name, None))]:
         raise UnsupportedModel(
-            f"{support.architecture} has no {missing[0]}: this engine cannot lay out its cache",
+            f"{support.architecture} has no usable {missing[0]}: this engine cannot lay out its cache",
             remedy="Replay the schedule without the model: --target schedule.",
         )
     num_heads = facts.num_attention_heads
     num_kv_heads = getattr(facts, "num_key_value_heads", None) or num_heads
     head_dim = getattr(facts, "head_dim", None) or facts.hidden_size // num_heads
     windows = windows_of(facts)
+    if not all(window is None or _is_count(window) for window in windows):
+        raise UnsupportedModel(
+            f"{support.architecture} with a sliding_window of {facts.sliding_window!r} sees no token at all",
+            remedy="Replay the schedule without the model: --target schedule.",
+        )
     if support.untested:  # whose layers may tell the attention something else than their types say
         windows = tuple(dict.fromkeys((*windows, None, getattr(facts, "sliding_window", None))))
     sizes = TileSizes(rows=1)
@@ -103,9 +112,14 @@ def load_model(folder: Path, *, dtype: str, kernels: Kernels = "exact", device: 
         threads=torch.get_num_threads(),
         numerics=_numerics(sizes, forms, settings, dtype=dtype, kernels=kernels, device=device),
     )
+    require_it_runs(loaded)
     if support.untested:
         require_same_as_transformers(whole, loaded)
     return loaded
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and value >= 1
 
 
 def check_weight_files(folder: Path) -> None:
@@ -124,14 +138,20 @@ def check_weight_files(folder: Path) -> None:
 
 
 def eos_token_ids(folder: Path, config: dict[str, Any]) -> tuple[int, ...]:
-    """The ids that end a sequence: of generation_config.json if it names any, else of config.json."""
+    """The ids that end a sequence: of generation_config.json if it names any, else of config.json.
+
+    Raises `ModelUnavailable` for what are no token ids.
+    """
     path = folder / "generation_config.json"
     value = _read_json(path).get("eos_token_id") if path.is_file() else None
     if value is None:
         value = config.get("eos_token_id")
     if value is None:
         return ()
-    return tuple(value) if isinstance(value, list) else (int(value),)
+    ids = tuple(value) if isinstance(value, list) else (value,)
+    if not all(type(one) is int and 0 <= one < MAX_TOKEN_ID for one in ids):
+        raise ModelUnavailable(f"{folder} names {value!r} as eos_token_id", remedy="Fetch the weights again.")
+    return ids
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -139,6 +159,8 @@ def _read_json(path: Path) -> dict[str, Any]:
         content = strict_json.loads(path.read_bytes())
     except FileNotFoundError:
         raise ModelUnavailable(f"{path} is missing", remedy="Name a folder with config.json and safetensors.") from None
+    except OSError as error:
+        raise ModelUnavailable(f"{path} cannot be read: {error}", remedy="Name a folder with its own files.") from None
     except strict_json.InvalidJson as error:
         raise ModelUnavailable(f"{path} is not JSON: {error}", remedy="Fetch the weights again.") from None
     if not isinstance(content, dict):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from aiohttp import web
 
 from replay.errors import UsageError
+from replay.http_log import make_http_logger
 from replay.server.app import ServerConfig, make_app
 from replay.server.origin import is_loopback
 
@@ -36,7 +38,13 @@ async def serve(
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, stop.set)
     # Handler cancellation: a client that goes away ends its replay.
-    runner = web.AppRunner(make_app(config), handler_cancellation=True, access_log=None, shutdown_timeout=SHUTDOWN_S)
+    runner = web.AppRunner(
+        make_app(config),
+        handler_cancellation=True,
+        access_log=None,
+        shutdown_timeout=SHUTDOWN_S,
+        logger=make_http_logger(logging.getLogger(__name__)),
+    )
     await runner.setup()
     try:
         site = web.TCPSite(runner, host, port)

@@ -23,6 +23,7 @@ from replay.engine.schedule import EngineConfig
 from replay.engine.stop_strings import StopStrings
 from replay.engine.weights import LoadedModel, load_model
 from replay.errors import UsageError
+from replay.http_log import make_http_logger
 from replay.models.fingerprint import examine
 from replay.models.locate import locate
 from replay.serving.app import Serving, make_app
@@ -81,7 +82,13 @@ class Server:
         loop = asyncio.get_running_loop()
         engine = EngineThread(open_session=self.sessions().open, metrics=self.metrics, loop=loop)
         serving = self._serving(engine)
-        runner = web.AppRunner(make_app(serving), handler_cancellation=True, shutdown_timeout=5.0, access_log=None)
+        runner = web.AppRunner(
+            make_app(serving),
+            handler_cancellation=True,
+            shutdown_timeout=5.0,
+            access_log=None,
+            logger=make_http_logger(log),
+        )
         await runner.setup()
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):

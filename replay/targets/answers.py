@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from replay.engine.request import Request
 from replay.engine.runner import ModelRunner
-from replay.engine.weights import LoadedModel
 from replay.targets.forward import Forward
 from replay.targets.rebuild import Rebuilt
 
@@ -28,16 +27,13 @@ def outside(rebuilt: Rebuilt, running: Sequence[Request], window: int, last: int
     return copies
 
 
-def verify(
-    copies: Sequence[Request], model: LoadedModel, forward: Forward, *, block_size: int, quant_bits: int
-) -> None:
-    """Draw whole answers again. Raises `BudgetSpent`."""
+def verify(copies: Sequence[Request], like: ModelRunner, forward: Forward, *, block_size: int, quant_bits: int) -> None:
+    """Draw whole answers again, on the model and with the defects of ``like``. Raises `BudgetSpent`."""
     if not copies:
         return
     most = max(-(-copy.num_tokens // block_size) for copy in copies)
-    runner = ModelRunner(
-        model, model.kv_store(num_blocks=most, block_size=block_size, quant_bits=quant_bits), digests=True
-    )
+    kv = like.model.kv_store(num_blocks=most, block_size=block_size, quant_bits=quant_bits)
+    runner = ModelRunner(like.model, kv, digests=True, defects=like.defects)
     for copy in copies:
         copy.blocks = list(range(-(-copy.num_tokens // block_size)))
         forward.run(runner, copy, copy.num_tokens - 1)

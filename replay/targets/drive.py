@@ -65,9 +65,9 @@ class RecordedTokens:
             if chunk.samples:
                 request = chunk.request
                 place, output = request.num_output, self._outputs[request.id]
-                if self.guessed_from is None and place >= output.num_tokens:
+                sample = drawn[request.id] = self._sample(output, place)
+                if self.guessed_from is None and place >= output.num_tokens and sample.finite:
                     self.guessed_from = plan.index
-                drawn[request.id] = self._sample(output, place)
         return drawn
 
     def _sample(self, output: RecordedOutput, place: int) -> Sample:
@@ -157,9 +157,15 @@ class Drive:
         if self.rebuilt.steps:
             self._goal = last + 1 - self.rebuilt.steps[0].index
 
-    def run_to(self, step: int, parted: Callable[[], bool] = lambda: False) -> None:
-        """Follow the record up to, and not including, ``step``, or to where the replay leaves it or has ``parted``."""
-        while not self.ended and not parted() and self.scheduler.following and self.scheduler.next_step < step:
+    def run_to(self, step: int, parted: Callable[[], bool] = lambda: False, *, beside: bool = False) -> None:
+        """Follow the record up to, and not including, ``step``, or to where the replay leaves it or has ``parted``.
+
+        ``beside`` goes on also where the schedule is the replay's own, as long as there is a record.
+        """
+        scheduler = self.scheduler
+        while not self.ended and not parted() and scheduler.next_step < step:
+            if not (scheduler.following or (beside and not scheduler.record_exhausted)):
+                return
             self._step()
 
     def run_out(self, last: int, request: Request | None, parted: Callable[[], bool] = lambda: False) -> None:

@@ -44,6 +44,8 @@ def exit_difference(
 ) -> ExitDifference | None:
     """Compare whether the answer's token ``index`` ended it. None where both runs agree, or nothing can be compared."""
     last = index == output.num_tokens - 1
+    if last and output.cause is None and index < output.drawn_before:
+        return None  # drawn before the record begins, and with it any end that it made
     recorded = last and output.cause is FinishCause.EARLY_EXIT
     replayed = _exits(request, index, sample)
     if recorded == replayed or (last and output.cause in _BEFORE_CONFIDENCE):

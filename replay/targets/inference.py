@@ -168,7 +168,9 @@ class InferenceReplay:
         with self._timed("rebuild_s"):
             self._drive.run_to(min(window, last))
             self._drive.trail.failures = shown_without_a_model(self._drive.trail.failures)
-        if (unknown := self._without_ids_from_here_on(last)) or blind >= last:
+        # Where requests read what others left in blocks, no step can be left out.
+        too_late = last if not self._mixes_blocks else first
+        if (unknown := self._without_ids_from_here_on(last)) or blind >= too_late:
             return self._cannot_compute(unknown)
         if self._drive.checks is not None:
             # NaN in a freed block would change what those read that read freed blocks when this was recorded.
@@ -207,7 +209,7 @@ class InferenceReplay:
         return ahead
 
     def _cannot_compute(self, unknown: list[str]) -> Run:
-        names = ", ".join(unknown[:3]) or "a request of the failing step"
+        names = ", ".join(unknown[:3]) or "a request that ran before"
         message = f"the token ids of {names} are not in the dump: the recorder had to use their place again"
         self._findings.append(
             finding(Reason.TOKENS_ABSENT.value, message, remedy="--target schedule replays it from lengths")
@@ -249,6 +251,7 @@ class InferenceReplay:
             self._findings += contents.lay_over(
                 scheduler.running,
                 restored=plan.restored,
+                computed=plan.computed,
                 before=last,
                 strict=self._loaded.strict,
                 ledger=checks.ledger if checks else None,
@@ -262,9 +265,7 @@ class InferenceReplay:
         running = [request for request in scheduler.running if request.num_computed]
         forward.total = sum(c.num_tokens - 1 for c in copies) + sum(r.num_computed for r in running)
         config = self._rebuilt.config
-        answers.verify(
-            copies, self._loaded.model, forward, block_size=config.block_size, quant_bits=config.kv_quant_bits
-        )
+        answers.verify(copies, self._runner, forward, block_size=config.block_size, quant_bits=config.kv_quant_bits)
         end = self._rebuilt.steps[-1].index if self._options.beyond and self._rebuilt.steps else last
         self._compute(running, self._cached(self._ahead(end)))
 
@@ -287,7 +288,7 @@ class InferenceReplay:
         drive.engine.executor = ComparedRunner(self._runner, self._comparison)
         parted = self._parted
         if self._lays_over(last):
-            drive.run_to(last, parted)
+            drive.run_to(last, parted, beside=self._options.rederive)
             if not parted() and not drive.ended and drive.scheduler.next_step == last:
                 running, strict = drive.scheduler.running, self._loaded.strict
                 self._findings += self._contents().lay_over(running, before=last, strict=strict)

@@ -153,7 +153,7 @@ def run_job(job: Mapping[str, Any], emit: Emit, host: Host = ALONE) -> dict[str,
         try:
             runs = [job_run.once() for _ in range(options.repeat)]
         except tuple(CANNOT_BEGIN) as error:
-            reason = CANNOT_BEGIN[type(error)]
+            reason = next(reason for kind, reason in CANNOT_BEGIN.items() if isinstance(error, kind))
             problem = finding(reason.value, str(error), remedy=error.remedy)
             runs = [(job_run.empty(reason, problem), Decision(Verdict.INCONCLUSIVE, reason))]
         run, decision = next(((r, d) for r, d in runs if d.verdict is Verdict.REPRODUCED), runs[0])

@@ -79,11 +79,13 @@ class KvRestore:
         running: Sequence[Request],
         *,
         restored: Collection[Request] = (),
+        computed: Collection[Request] | None = None,
         before: int,
         strict: bool,
         ledger: SlotLedger | None = None,
     ) -> list[dict[str, Any]]:
-        """Put the recorded blocks into the cache. What is there already of requests not ``restored`` is compared.
+        """Put the recorded blocks into the cache. What is there already of requests that were ``computed`` is
+        compared; None means all that are not ``restored``.
 
         ``before`` is the step to come: slots of ``restored`` are stamped with the steps that wrote them, as the
         schedule's own ``ledger`` has them. Returns the findings. Raises `CorruptDump`.
@@ -93,7 +95,7 @@ class KvRestore:
             for index, block in enumerate(request.blocks[: -(-request.num_computed // kv.block_size)]):
                 if block in self._rows and not self._is_of(request, index):
                     skipped.add(block)
-            if request not in restored:
+            if request in computed if computed is not None else request not in restored:
                 for position in range(request.num_computed):
                     block = request.blocks[position // kv.block_size]
                     if block in self._rows and self._is_of(request, position // kv.block_size):

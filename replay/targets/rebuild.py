@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 
-from dumps.errors import InvalidState
+from dumps.errors import InvalidState, LimitExceeded
 from dumps.prefix_hash import CachedBlock
 from dumps.schema import state_pb2 as pb
 from dumps.tensors import from_le32
@@ -89,7 +89,12 @@ def rebuild(state: pb.RuntimeState, overrides: Overrides) -> Rebuilt:
 def _rebuild(state: pb.RuntimeState, overrides: Overrides) -> Rebuilt:
     config = overrides.config(_config(state))
     longest = max((r.num_prompt_tokens + r.num_output_tokens for r in state.requests), default=0)
-    check_sizes(num_blocks=config.num_blocks, block_size=config.block_size, longest=longest)
+    try:
+        check_sizes(num_blocks=config.num_blocks, block_size=config.block_size, longest=longest)
+    except LimitExceeded as error:
+        if not overrides.values.keys() & {"kv.num_blocks", "kv.block_size"}:
+            raise
+        raise UsageError(f"--set kv.num_blocks and kv.block_size: {error}", remedy=error.remedy) from error
     samples = _samples(state)
     requests: list[Request] = []
     outputs: RebuiltOutputs = {}
@@ -132,16 +137,18 @@ def _config(state: pb.RuntimeState) -> EngineConfig:
 
 @dataclass(slots=True)
 class _Samples:
-    """What the recorded steps tell of requests: tokens drawn in them, and where each was when the first was drawn."""
+    """What the recorded steps tell of requests: tokens drawn in them, where each was when the first was drawn, and the
+    cause of its end."""
 
     steps: dict[int, list[int]]
     digests: dict[int, list[int | None]]
     first_end: dict[int, int]
     furthest: dict[int, int]
+    ends: dict[int, str]
 
 
 def _samples(state: pb.RuntimeState) -> _Samples:
-    result = _Samples(defaultdict(list), defaultdict(list), {}, {})
+    result = _Samples(defaultdict(list), defaultdict(list), {}, {}, {})
     for step in state.steps:
         for chunk in step.scheduled:
             end = chunk.start + chunk.num_tokens
@@ -151,6 +158,8 @@ def _samples(state: pb.RuntimeState) -> _Samples:
                 known = chunk.HasField("logits_digest")
                 result.digests[chunk.request].append(chunk.logits_digest if known else None)
                 result.first_end.setdefault(chunk.request, end)
+        for finish in step.finished:
+            result.ends.setdefault(finish.request, finish.cause)
     return result
 
 
@@ -173,6 +182,9 @@ def _request(
     digests = {place: digest for place, digest in drawn if digest is not None}
     whole = recorded.output_digests
     digests |= {i // 8: int.from_bytes(whole[i : i + 8], "little") for i in range(0, len(whole), 8)}
+    cause = FinishCause(recorded.finish_cause) if recorded.finish_cause else None
+    if index in samples.ends:  # one that was aborted after its end has the abort as its cause
+        cause = FinishCause(samples.ends[index])
     request = Request(
         id=recorded.id,
         tokens=prompt + first,
@@ -187,7 +199,7 @@ def _request(
         steps=tuple(steps),
         tokens=tuple(output) if output is not None else None,
         digests=digests,
-        cause=FinishCause(recorded.finish_cause) if recorded.finish_cause else None,
+        cause=cause,
     )
 
 
@@ -234,6 +246,11 @@ def _start(
         request.status = Status.RUNNING
         request.num_computed = entry.num_computed_tokens
         request.blocks = from_le32(entry.block_table)
+        if request.num_computed > request.num_tokens:
+            raise ValueError(
+                f"{request.num_computed} tokens of request {request.id} are computed when the record starts, "
+                f"and it has {request.num_tokens}"
+            )
         if max(request.blocks, default=0) >= config.num_blocks:
             raise UsageError(
                 f"--set kv.num_blocks={config.num_blocks}: block {max(request.blocks)} is in use when the record starts"

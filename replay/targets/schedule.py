@@ -56,6 +56,8 @@ def run_schedule(
     if tokens.guessed_from is not None:
         findings.append(_guess(tokens.guessed_from, guessed))
     findings += check_findings(drive.checks, failures)
+    if not beyond and _undrawn(rebuilt, failure, failures, tokens.guessed_from):
+        missing = Reason.NEEDS_INFERENCE
     if guessed and not failures:
         missing = missing or Reason.RECORD_ENDS
     return Run(
@@ -81,6 +83,14 @@ def _split(failures: list[Failure], guessed_from: int | None) -> tuple[list[Fail
         return failures, []
     known = [failure for failure in failures if failure.step is not None and failure.step <= guessed_from]
     return known, [failure for failure in failures if failure not in known]
+
+
+def _undrawn(rebuilt: Rebuilt, expected: Signature | None, failures: list[Failure], guessed_from: int | None) -> bool:
+    """Whether the failing step died with tokens drawn that are not on record, and what they led to is not seen here."""
+    if expected is None or not rebuilt.steps or rebuilt.steps[-1].completed:
+        return False
+    seen = any(Signature.of(failure).identity == expected.identity for failure in failures)
+    return guessed_from == rebuilt.steps[-1].index == expected.location.step and not seen
 
 
 def _guess(step: int, failures: list[Failure]) -> dict[str, Any]:

@@ -132,6 +132,12 @@ def last(state: pb.RuntimeState) -> int:
     return from_le32(state.kv.tables[-1].blocks)[-1]
 
 
+def circle(state: pb.RuntimeState) -> None:
+    """Of hashes that no tokens in the record explain."""
+    for block, own, parent in ((10, b"a", b"b"), (11, b"b", b"a")):
+        state.kv.prefix_hashes.add(block=block, hash=own * 16, parent=parent * 16)
+
+
 HIT, END = "steps[1].prefix_hits[0]", "kv.prefix_hashes[0]"
 CASES: list[tuple[Callable[[pb.RuntimeState], object], str, str]] = [
     (set_hit(num_tokens=5), "prefix.hit", f"{HIT}.num_tokens"),
@@ -154,6 +160,8 @@ CASES: list[tuple[Callable[[pb.RuntimeState], object], str, str]] = [
     (lambda s: s.kv.prefix_hashes.add().CopyFrom(s.kv.prefix_hashes[0]), "prefix.twice", "kv.prefix_hashes[4]"),
     (lambda s: s.kv.prefix_hashes.add(block=last(s), hash=b"z" * 16), "prefix.unwritten", "kv.prefix_hashes[4]"),
     (lambda s: s.kv.prefix_hashes.add(block=11, hash=b"z" * 16), "prefix.unexplained", "kv.prefix_hashes[4]"),
+    (circle, "prefix.hash", "kv.prefix_hashes[4].parent"),
+    (lambda s: s.steps[1].prefix_hits.add().CopyFrom(hit(s)), "prefix.hit", "steps[1].prefix_hits"),
     (
         lambda s: s.steps[1].scheduled[1].__setattr__("new_blocks", le32([0])),
         "schedule.block-held",

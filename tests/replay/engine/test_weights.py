@@ -13,6 +13,7 @@ import transformers
 from replay.engine.weights import TESTED, load_model
 from replay.errors import ModelUnavailable, ReplayError, UnsupportedModel, UsageError
 from tests.tiny import EOS_ID, make_tiny_model
+from tests.tiny_models import make_model
 
 
 @pytest.fixture
@@ -163,3 +164,36 @@ def test_loading_leaves_global_settings_alone(folder: Path):
 def test_loading_prints_nothing(folder: Path, capfd):
     load_model(folder, dtype="float32")
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "kernels", "named"),
+    [
+        ("qwen3_moe", {"num_experts_per_tok": 0}, "exact", "does not run in this engine"),
+        ("mixtral", {"num_experts_per_tok": 9}, "exact", "does not run in this engine"),
+        ("mixtral", {"num_experts_per_tok": 9}, "stock", "does not run in this engine"),
+        ("llama", {"num_key_value_heads": 3}, "exact", "do not fit|does not run"),
+        ("llama", {"rms_norm_eps": -1.0}, "exact", "gives a row other bits"),
+        ("llama", {"max_position_embeddings": 0}, "exact", "no usable max_position_embeddings"),
+        ("mistral", {"sliding_window": 0}, "exact", "sees no token"),
+        ("mistral", {"sliding_window": -5}, "stock", "sees no token"),
+    ],
+)
+def test_numbers_that_no_model_has_are_refused_when_it_is_loaded(tmp_path: Path, kind, changes, kernels, named):
+    folder = make_model(tmp_path / kind, kind)
+    change(folder, **changes)
+    with pytest.raises((ModelUnavailable, UnsupportedModel), match=named) as caught:
+        load_model(folder, dtype="float32", kernels=kernels)
+    assert caught.value.remedy
+
+
+@pytest.mark.parametrize("value", ["x", [2, "x"], [[1]], 2.5, -1, 1 << 40, True])
+def test_an_end_that_is_no_token_id_is_refused(folder: Path, value):
+    change(folder, "generation_config.json", eos_token_id=value)
+    assert "eos_token_id" in refusal(folder, ModelUnavailable)
+
+
+def test_a_file_that_cannot_be_opened_is_named(folder: Path):
+    (folder / "config.json").unlink()
+    (folder / "config.json").mkdir()
+    assert "config.json cannot be read" in refusal(folder, ModelUnavailable)

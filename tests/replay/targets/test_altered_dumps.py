@@ -51,6 +51,12 @@ def run_starts_with(s: State, **facts: Any) -> None:
     s.scheduler.start.running.add(**({"request": 0, "block_table": le32([0, 1])} | facts))
 
 
+def computed_beyond_its_tokens(s: State) -> None:
+    """By its own count of drawn tokens the request has them, by its answer it does not."""
+    run_starts_with(s, block_table=le32(range(4)), num_computed_tokens=60, num_output_tokens=20)
+    s.scheduler.start.free_blocks = le32(range(4, s.engine.num_blocks))
+
+
 REFUSED: dict[str, tuple[Alter, type[DumpError], str]] = {
     "a prompt id past the vocabulary": (
         lambda s: ids(s.requests[0], "prompt_token_ids", 3, 10**6),
@@ -105,6 +111,7 @@ REFUSED: dict[str, tuple[Alter, type[DumpError], str]] = {
     "an arrival of nobody": (lambda s: s.steps[3].arrived.append(88), InvalidState, "there is no request 88"),
     "a second arrival": (lambda s: s.steps[3].arrived.append(0), InvalidState, "steps[3].arrived: request 0"),
     "a failure of nobody": (lambda s: setattr(s.failures[0], "request", 77), InvalidState, "names request 77"),
+    "more computed than there is": (computed_beyond_its_tokens, InvalidState, "are computed when the record starts"),
     "no requests": (lambda s: s.ClearField("requests"), InvalidState, "a failure names request"),
     "a cause that is none": (lambda s: setattr(s.requests[0], "finish_cause", "bogus"), InvalidState, "'bogus'"),
     "a policy that is none": (lambda s: setattr(s.engine, "on_kv_exhausted", "x"), InvalidState, "'x'"),

@@ -13,9 +13,12 @@ from dumps.schema.reader import open_dump
 from dumps.schema.writer import write_dump
 from dumps.trace import read_fallback
 from dumps.validate import validate
-from replay.engine.request import InternalFlags, SamplingParams
+from replay.engine.request import InternalFlags, Request, SamplingParams
+from replay.engine.schedule import Confidence, Sample
 from replay.errors import UsageError
+from replay.targets.fallbacks import exit_difference
 from replay.targets.job import run_job
+from replay.targets.rebuild import RecordedOutput
 from tests.recordings import dump_now, record
 
 THRESHOLD = 0.55
@@ -350,3 +353,14 @@ def test_an_answer_that_ends_otherwise_decides_nothing_at_its_end(tiny, tmp_path
     assert lengths(report) == [("max-tokens", 6)] * 4
     assert report["findings"] == []
     assert report["fallbacks"] == {"recorded": 20, "replayed": 20, "compared": 20, "differ": 0}
+
+
+def test_an_end_before_the_record_begins_is_not_known_and_not_compared():
+    """A ring that wrapped has lost the step in which an answer ended, and with it whether by its confidence."""
+    request = Request(id="r", tokens=[1, 2, 3], num_prompt=2, sampling=SamplingParams(), flags=FLAGS)
+    sample = Sample(3, confidence=Confidence(((3, 0.9),)), early_exit=True)
+    facts: dict[str, Any] = {"num_tokens": 1, "tokens": (3,), "digests": {}, "cause": None}
+    lost = RecordedOutput(drawn_before=1, steps=(), **facts)
+    kept = RecordedOutput(drawn_before=0, steps=(7,), **facts)
+    assert exit_difference(request, lost, 0, sample, dtype="float32") is None
+    assert exit_difference(request, kept, 0, sample, dtype="float32") is not None

@@ -346,3 +346,10 @@ def test_a_prefix_that_the_failing_step_hits_is_restored_with_what_it_copies(tin
     assert (report["divergence"], report["compared"]["fast_forwarded_tokens"]) == (None, 0)
     assert report["compared"]["digests"] == (2 if first_ends else 3)
     assert [item["code"] for item in report["findings"]] == ["kv-restored"], report["findings"]
+
+
+def test_what_the_failing_step_does_not_read_is_neither_computed_nor_compared(tiny, tmp_path):
+    """A step that raises for want of blocks computes nothing, so nothing need be there to compare with."""
+    recording = record(tiny, tmp_path, prompts(3), on_kv_exhausted=OnExhausted.RAISE, **LIVE)
+    report = replay(recording.dumps[0], tiny, kv="restore")
+    assert (report["verdict"], [item["code"] for item in report["findings"]]) == ("reproduced", ["kv-restored"])

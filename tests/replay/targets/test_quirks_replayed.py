@@ -17,6 +17,7 @@ from replay.signature import compare
 from replay.targets.job import own_signature, run_job
 from tests.plays import Play, Visit, play
 
+LETTERS = tuple(map(chr, range(97, 123)))
 SMALL = {"block_size": 4, "kv_blocks": 40, "max_num_batched_tokens": 32, "max_num_seqs": 4}
 
 
@@ -96,6 +97,55 @@ def test_the_recorded_failure_comes_back_at_its_place(dumps, tiny, name):
     assert report["mode"] == "strict"
     [quirk] = report["quirks"]
     assert (quirk["name"], quirk["in_force"]) == (name, not KINDS[name].damages_data)
+
+
+@pytest.mark.parametrize("name", ["kv-bit-flip", "int8-zero-scale"])
+def test_recorded_damage_also_enters_a_schedule_that_is_derived_again(dumps, tiny, name):
+    report = replayed(dumps[name], tiny, schedule="live")
+    assert (report["verdict"], report["divergence"]) == ("reproduced", None)
+
+
+def test_a_block_that_is_freed_twice_by_an_abort_fails_the_step_that_has_it_on_record(tiny, tmp_path):
+    """The server dumps it and goes on, as after any exception of a step."""
+    quirk = "free-block-reuse:running=0,block=1,after_step=1"
+    played = play(tiny, tmp_path, [visit(12, limit=30, leaves=3)], quirks=(quirk,), **SMALL)
+    [dump] = played.dumps
+    for options in ({}, {"target": "schedule"}, {"schedule": "live"}):
+        report = replayed(dump, None if "target" in options else tiny, **options)
+        assert report["verdict"] == "reproduced"
+        assert report["signature"]["identity"]["exception_type"] == "builtins.ValueError"
+
+
+def test_tokens_that_died_with_their_step_are_not_guessed_without_a_model(tiny, tmp_path):
+    """The failing step draws a letter that ends r0, and its end frees the block a second time."""
+    quirk = "free-block-reuse:running=0,block=1,after_step=1"
+    text = SamplingParams(temperature=0.0, max_tokens=20, min_tokens=4, stop=LETTERS, ignore_eos=True)
+    [dump] = play(tiny, tmp_path, [Visit(prompt=prompt(12), sampling=text)], quirks=(quirk,), **SMALL).dumps
+    assert replayed(dump, tiny)["verdict"] == "reproduced"
+    report = replayed(dump, None, target="schedule")
+    assert (report["verdict"], report["reason_code"]) == ("inconclusive", "needs-inference")
+
+
+def test_an_end_by_numbers_that_are_not_finite_is_no_guess(tiny, tmp_path):
+    """What fails after it is known from the record alone."""
+    quirk = "kv-bit-flip:request=1,layer=1,position=4,after_step=6"
+    people = [visit(9, limit=0), visit(7, 1)]
+    broken, cut = play(tiny, tmp_path, people, quirks=(quirk,), max_model_len=30, **SMALL).dumps
+    report = replayed(cut, None, target="schedule")
+    assert (report["verdict"], report["findings"]) == ("reproduced", [])
+    assert replayed(broken, None, target="schedule")["reason_code"] == "needs-inference"
+
+
+def test_an_abort_after_an_end_by_text_leaves_that_end_known_without_a_model(tiny, tmp_path):
+    text = SamplingParams(temperature=0.0, max_tokens=9, stop=LETTERS, ignore_eos=True)
+    people = [Visit(prompt=prompt(5), sampling=text, leaves=12), visit(9, 1, limit=20)]
+    [dump] = play(tiny, tmp_path, people, quirks=("abort-after-finish",), **SMALL).dumps
+    with open_dump(dump) as opened:
+        assert [end.cause for step in opened.state.steps for end in step.finished] == ["stop-string"]
+        assert opened.state.requests[0].finish_cause == "client-gone"
+    for options in ({}, {"target": "schedule"}):
+        report = replayed(dump, None if options else tiny, **options)
+        assert (report["verdict"], report["divergence"]) == ("reproduced", None)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -178,6 +228,13 @@ def test_a_damaged_slot_names_the_owners_of_its_block(dumps, tiny):
     place = report["failure"]["non_finite"]
     assert (found["block"], found["reader"], found["last_writer"]) == (place["block"], "r1", "r1")
     assert found["owners"][0] == {"step": 0, "event": "allocate", "request": "r1"}
+
+
+def test_answers_before_the_window_are_drawn_again_with_the_defect(dumps, tiny):
+    # r0 ended, or was at work, before the one step of this window: its tokens are drawn in a cache of their own.
+    report = replayed(dumps["multinomial"], tiny, window=1)
+    assert (report["verdict"], report["divergence"]) == ("reproduced", None)
+    assert report["compared"]["tokens"] >= 4
 
 
 def test_the_stage_of_the_sampler_that_overflowed_is_named(dumps, tiny):

@@ -143,4 +143,6 @@ def _summary(entries: list[Entry], *, interrupted: bool, seconds: float) -> None
     cut = "interrupted: " if interrupted else ""
     if lost := [entry for entry in ended if entry.unwritten]:
         note(f"{len(lost)} reports could not be written, the first of them because: {lost[0].unwritten}")
-    note(f"{cut}{len(ended)} of {len(entries)} dumps replayed in {seconds:.1f} s{where}")
+    failed = sum(entry.error is not None for entry in ended)
+    without = f", {failed} of them with an error" if failed else ""
+    note(f"{cut}{len(ended)} of {len(entries)} dumps done in {seconds:.1f} s{without}{where}")

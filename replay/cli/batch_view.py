@@ -107,6 +107,8 @@ def _signature(entry: Entry) -> str:
     if entry.report is None:
         return "-"
     expected, seen = (_identity(entry.report[key]) for key in ("expected_signature", "signature"))
+    if entry.report["mode"] == "none":
+        return f"{expected} expected, not replayed" if expected else "-"
     if expected == seen:
         return seen or "-"
     return f"{seen or 'nothing'} instead of {expected or 'no failure'}"
@@ -165,7 +167,9 @@ def show(console: Console, entries: Sequence[Entry]) -> None:
         right = heading == "count"
         table.add_column(heading, justify="right" if right else "left", no_wrap=right, overflow="fold")
     for group in groups(entries):
-        outcome = Text(printable(group.outcome), style=STYLES.get(group.outcome, "bold red"))
+        failed = group.entries[0].error is not None
+        named = f"error ({group.outcome})" if failed else group.outcome
+        outcome = Text(printable(named), style=STYLES.get(group.outcome, "bold red"))
         if group.reason_code:
             outcome.append(f" ({printable(group.reason_code)})", style="default not bold")
         names = ", ".join(printable(entry.name, 300) for entry in group.entries[:NAMES_SHOWN])

@@ -84,6 +84,8 @@ def _meaning(report: Mapping[str, Any]) -> str:
         return "a failure with the same identity came back, in another request"
     if report["verdict"] == "reproduced" and expected["location"] != seen["location"]:
         return "a failure with the same identity came back, at another place"
+    if report["verdict"] == "different-failure" and expected is None:
+        return "the dump records no failure, and its replay shows one"
     return str(reason or MEANINGS.get(report["verdict"], ""))
 
 
@@ -120,7 +122,7 @@ def _rows(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for name, value in report["settings"].items():
         yield "changed", f"{name} = {value}"
     for quirk in report["quirks"]:
-        yield "quirk when recorded", f"{quirk['name']} {quirk['detail']} ({quirk['note']})"
+        yield "quirk when recorded", " ".join(filter(None, (quirk["name"], quirk["detail"], f"({quirk['note']})")))
     yield "replayed", _effort(report)
     if report["perplexity"] is not None:
         yield "perplexity", f"{report['perplexity']:.4g} of the recorded answers, under this model"
@@ -188,7 +190,10 @@ def _effort(report: Mapping[str, Any]) -> str:
         return "nothing: the replay could not begin"
     text = f"{report['mode']}, kernels {report['kernels']}: {compared['fast_forwarded_tokens']} tokens fast-forwarded"
     how = "run freely" if report["mode"] == "strict" else "run on the recorded tokens"
-    text += f", {compared['window_steps']} steps {how}; {compared['tokens']} answer tokens compared"
+    steps = f"{compared['window_steps']} step{'s' * (compared['window_steps'] != 1)}"
+    text += f", {steps} {how}; {compared['tokens']} answer tokens compared"
+    if report["settings"] and not compared["tokens"]:
+        text += f" (under {', '.join(report['settings'])} they may be others)"
     if compared["digests"]:
         text += f", {compared['digests']} logits rows bit by bit"
     if compared["noise"]:

@@ -111,7 +111,7 @@ KINDS: dict[str, QuirkKind] = {
         QuirkKind(
             name="free-block-reuse",
             defect="A block is put on the free list while its request still reads it. The next request that needs a "
-            "block gets it and writes over it.",
+            "block gets it and writes over it. It is the last of the free list, so that a small pool shows it soon.",
             seen_in="vLLM's block allocator under eviction pressure gave answers with other requests' tokens "
             "(issue 37076); TensorRT-LLM with a host KV cache (8813).",
             parameters={

@@ -215,7 +215,9 @@ class EngineThread:
 
     def _count_failure(self, failure: Failure) -> None:
         self._metrics.add("pplx_failures_total", kind=failure.kind.value)
-        log.warning("failure: %s %s", failure.kind.value, failure.message)
+        where = f" of request {failure.request_id}" if failure.request_id else ""
+        name = f"{failure.exception_type}: " if failure.exception_type else ""
+        log.warning("failure: %s%s: %s%s", failure.kind.value, where, name, failure.message)
 
     def _end_all(self, jobs: Iterable[Job], dump_id: str | None, *, message: str = "", status: int = 500) -> None:
         end = ended(FinishReason.ERROR, FinishCause.ENGINE_ERROR, message=message, dump_id=dump_id)

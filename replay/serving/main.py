@@ -119,6 +119,11 @@ class Server:
         config = self.config
         kv = model.kv_store(num_blocks=config.num_blocks, block_size=config.block_size, quant_bits=config.kv_quant_bits)
         quirks = [parse_quirk(spec) for spec in options.quirks]
+        if defects_of(quirks).register_early and not config.prefix_cache:
+            raise UsageError(
+                "quirk prefix-leak is a defect of the prefix cache, and there is none",
+                remedy="Serve with --prefix-cache.",
+            )
         facts = identity(
             options, name=self.name, folder=self.folder, model=model, kv=kv, config=self.config, quirks=quirks
         )

@@ -6,15 +6,22 @@ reference counts or ends are compared and reported. What is refused is a record 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 from dumps.errors import InvalidState, LimitExceeded
 from dumps.schema import state_pb2 as pb
 from dumps.tensors import from_le32
 from dumps.validate import MAX_FINDINGS, Finding, findings
+from replay.report import finding
 
 # A dump is untrusted, and these numbers become allocations.
 MAX_BLOCKS = 1 << 22
 MAX_SLOTS = 1 << 26
 MAX_TOKENS = 1 << 22
+
+MOST_TOLD = 10  # rules
+MOST_ALIKE = 3  # contradictions of one rule
 
 REMEDY = "pplx-state verify names each contradiction"
 
@@ -49,6 +56,20 @@ def admit(state: pb.RuntimeState) -> list[Finding]:
     if state.scheduler.HasField("start"):
         _check_start(state)
     return harmless
+
+
+def told(problems: Iterable[Finding]) -> list[dict[str, Any]]:
+    """The report's findings for the errors among `problems`: the first of each rule, and how many more there are."""
+    by_rule: dict[str, list[Finding]] = {}
+    for problem in problems:
+        if problem.severity == "error":
+            by_rule.setdefault(problem.rule, []).append(problem)
+    found = []
+    for rule, broken in list(by_rule.items())[:MOST_TOLD]:
+        found += [finding("invalid-state", f"{p.path}: {p.message}", rule=rule) for p in broken[:MOST_ALIKE]]
+        if (more := len(broken) - MOST_ALIKE) > 0:
+            found.append(finding("invalid-state", f"{rule}: {more} more like these", remedy=REMEDY, rule=rule))
+    return found
 
 
 def check_sizes(*, num_blocks: int, block_size: int, longest: int) -> None:

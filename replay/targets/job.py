@@ -24,7 +24,7 @@ from replay.errors import (
 )
 from replay.report import finding
 from replay.signature import Signature
-from replay.targets.admit import admit
+from replay.targets.admit import admit, told
 from replay.targets.drive import Deadline, Emit
 from replay.targets.host import ALONE, Host
 from replay.targets.narrow import only_request
@@ -370,8 +370,7 @@ class _Job:
             torn = self._dump.torn
             found.append(finding("torn", f"the dump is torn and good up to byte {torn.offset} only: {torn.reason}"))
         found += unknown_quirks(self._dump.state)
-        problems = [p for p in self._problems if p.severity == "error"]
-        found += [finding("invalid-state", f"{p.path}: {p.message}", rule=p.rule) for p in problems[:10]]
+        found += told(self._problems)
         if self._expected is not None and self._expected.identity.kind == FailureKind.PROCESS_DEATH:
             found.append(
                 finding(

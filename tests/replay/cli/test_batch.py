@@ -95,7 +95,7 @@ def test_the_table_has_a_line_for_each_kind_of_end_and_is_plain_in_a_pipe(crashe
     assert any(line.startswith("inconclusive (needs-inference)") and "nan.pplx" in line for line in lines)
     assert any(line.startswith("- bad.pplx: ") for line in lines)
     assert "\x1b" not in done.stdout + done.stderr
-    assert "4 of 4 dumps replayed" in done.stderr
+    assert "4 of 4 dumps done" in done.stderr
     assert str(crashes / "reports") in done.stderr
     assert done.returncode == 4
 
@@ -256,7 +256,7 @@ def test_ctrl_c_keeps_the_reports_that_are_out_and_says_what_was_done(tmp_path):
     assert process.returncode == 130
     out = len(reports(tmp_path / "crashes"))
     assert 2 <= out < MANY
-    assert f"interrupted: {out} of {MANY} dumps replayed" in notes
+    assert f"interrupted: {out} of {MANY} dumps done" in notes
     assert output.splitlines()[1].split()[:2] == ["reproduced", str(out)]
     for path in reports(tmp_path / "crashes"):
         assert json.loads(path.read_text())["verdict"] == "reproduced"

@@ -343,3 +343,14 @@ def test_contents_that_contradict_the_dump_are_refused_and_another_cache_is_a_qu
         replayed(tmp_path, state, sections, model=str(MODEL), set={"model.dtype": "bfloat16"})
     changed = {"model": str(MODEL), "set": {"model.dtype": "bfloat16"}, "kv": "recompute"}
     assert replayed(tmp_path, state, sections, **changed)["verdict"] == "not-reproduced"
+
+
+def test_contradictions_of_one_rule_are_told_three_times_and_counted(tmp_path):
+    state, sections = incident("kv-overflow")
+    for step in state.steps[:9]:
+        step.scheduled[0].sampled_token += 1
+    report = replayed(tmp_path, state, sections, target="schedule")
+    told = [entry for entry in report["findings"] if entry["code"] == "invalid-state"]
+    rules = [entry["rule"] for entry in told]
+    assert max(rules.count(rule) for rule in rules) == 4
+    assert any("more like these" in f["message"] for f in told)

@@ -9,6 +9,8 @@ import sys
 
 import pytest
 
+from dumps.schema.reader import open_dump
+from dumps.schema.writer import write_dump
 from tests.fixture_folders import FIXTURES
 
 OVERFLOW = FIXTURES / "kv-overflow" / "dump.pplx"
@@ -134,3 +136,13 @@ def test_a_stage_that_failed_is_not_called_done(tmp_path):
     assert done.returncode == 4
     assert "opening the dump ..." in done.stderr
     assert "done" not in done.stderr
+
+
+def test_a_failure_of_a_dump_without_one_is_told_as_such(tmp_path):
+    with open_dump(OVERFLOW) as dump:
+        state = dump.state
+    state.ClearField("failures")
+    write_dump(tmp_path / "silent.pplx", state)
+    done = run(tmp_path / "silent.pplx", "--target", "schedule")
+    assert done.returncode == 11
+    assert done.stdout.startswith("different-failure: the dump records no failure, and its replay shows one\n")

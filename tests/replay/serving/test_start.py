@@ -32,6 +32,7 @@ def _logging_as_it_was():
         (["--model", "no-such-model"], 20, "no-such-model"),
         (["--max-model-len", "257"], 2, "256 positions"),
         (["--quirk", "kv-bit-flop:request=0"], 2, "kv-bit-flip"),
+        (["--quirk", "prefix-leak"], 2, "--prefix-cache"),
         (["--on-kv-exhausted", "hope"], 2, "hope"),
         (["--kv-quant-bits", "4"], 2, "'4'"),
         (["--port", "70000"], 2, "65535"),

@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import logging
 
+from aiohttp.web import RequestPayloadError
+
 from dumps.text import printable
+
+THEIRS = (ConnectionError, RequestPayloadError)
+"""Errors that a client causes: it has gone, or its body is not in the encoding that it names."""
 
 
 class OneLine(logging.Filter):
     """Turns a record with a traceback into its message and the error's class and text.
 
-    What a client that has gone caused is let through only at level DEBUG.
+    What a client caused is let through only at level DEBUG.
     """
 
     def __init__(self, logger: logging.Logger) -> None:
@@ -25,8 +30,10 @@ class OneLine(logging.Filter):
         error = record.exc_info[1] if record.exc_info else None
         if error is None:
             return True
-        if isinstance(error, ConnectionError) and not self._logger.isEnabledFor(logging.DEBUG):
-            return False
+        if isinstance(error, THEIRS):
+            if not self._logger.isEnabledFor(logging.DEBUG):
+                return False
+            record.levelno, record.levelname = logging.DEBUG, "DEBUG"
         said = printable(record.getMessage())
         record.msg, record.args = "%s: %s: %s", (said, type(error).__name__, printable(str(error)))
         record.exc_info = record.exc_text = None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import io
-import json
 import urllib.request
 
 import aiohttp
@@ -276,4 +275,4 @@ async def test_health_and_metrics(healthy):
 def test_nothing_that_went_well_left_a_dump(client, healthy):
     whole(client, prompt="a", max_tokens=3)
     assert healthy.dump_files() == []
-    assert json.dumps(healthy.log).count("ERROR") == 0
+    assert [line for line in healthy.log if "ERROR" in line] == []

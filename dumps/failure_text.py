@@ -8,7 +8,8 @@ from dumps.text import printable
 
 def describe_failure(state: pb.RuntimeState, failure: pb.Failure) -> str:
     """One or two sentences, safe to print."""
-    text = _BY_KIND.get(failure.kind, _other)(state, failure)
+    words = _in_program if state.HasField("program") else _BY_KIND.get(failure.kind, _other)
+    text = words(state, failure)
     if failure.message:
         text += f' Message: "{printable(failure.message, 400)}"'
     return text
@@ -79,7 +80,24 @@ def _other(state: pb.RuntimeState, failure: pb.Failure) -> str:
     return f"A failure {kind!r} was recorded{_step(failure)}{_invariant(failure)}."
 
 
-# By the invariants of replay.engine.block_checks.
+def _in_program(state: pb.RuntimeState, failure: pb.Failure) -> str:
+    """Of a recorded program: its steps are the calls that it had made to the world outside."""
+    inbound = next((one for one in state.exchanges if one.id == failure.exchange and one.direction == "in"), None)
+    served = "" if inbound is None else printable(f"{inbound.method} {inbound.url} ({inbound.id})", 200)
+    where = f" in {printable(failure.frame, 200)}" if failure.frame else ""
+    while_served = f" while {served} was served" if served else ""
+    calls = "call" if failure.step == 1 else "calls"
+    after = f", after {failure.step} {calls}" if failure.HasField("step") else ""
+    if failure.invariant == "client-gone":
+        return f"The client{f' of {served}' if served else ''} went away; the program was{where}{after}."
+    if failure.kind == "timeout":
+        return f"{served or 'The program'} did not finish in time; it was{where}{after}."
+    if failure.kind == "exception":
+        return f"{printable(failure.exception_type, 100) or 'An exception'} was raised{where}{while_served}{after}."
+    return f"A failure {printable(failure.kind, 60)!r} was recorded{where}{while_served}{after}."
+
+
+# By the invariants of replay.engine.contamination.
 _MISREAD = {
     "slot-foreign": "another request's token in a KV slot",
     "slot-unwritten": "a KV slot that nobody had written since its block was handed out",

@@ -26,7 +26,7 @@ from replay.cli.demo import QUESTIONS
 from replay.isolate.supervisor import run as run_isolated
 from replay.models.locate import locate
 from replay.report import tool_version
-from replay.targets.job import own_signature
+from replay.targets.expected import own_signature
 from tests.fixture_folders import FIXTURES, shown
 from tests.servers import running_server
 from tests.tiny import make_tiny_model

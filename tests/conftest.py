@@ -1,4 +1,4 @@
-"""Settings for all tests: Hypothesis profiles, and the real model."""
+"""Settings for all tests: worker processes, Hypothesis profiles, and the real model."""
 
 from __future__ import annotations
 
@@ -14,6 +14,10 @@ from hypothesis import HealthCheck, settings
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ["OMP_NUM_THREADS"] = "1"  # the other workers have the other cores
+for size in ("COLUMNS", "LINES"):  # of the terminal here; readline leaves them to worker processes, too
+    os.environ.pop(size, None)
 
 # Derandomised, so that a red run is red again; no deadline, since these machines are shared.
 settings.register_profile(
@@ -21,6 +25,27 @@ settings.register_profile(
 )
 settings.register_profile("long", deadline=None, max_examples=2000, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+MOST_WORKERS = 4
+"""A worker that has met the real model takes 2.5 GB."""
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """How many processes share the tests: one for each core for the default tests, none where files or marks are named.
+
+    Benchmarks must have the machine to themselves, and for a few tests two more processes cost more than they save.
+    """
+    default = config.option.markexpr in config.getini("addopts")
+    if not default or config.args_source is not pytest.Config.ArgsSource.TESTPATHS:
+        return 0
+    return min(len(os.sched_getaffinity(0)), MOST_WORKERS)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with the real model first: a long one that began last would leave the other workers idle."""
+    long = {item.path for item in items if item.get_closest_marker("model")}
+    items.sort(key=lambda item: item.path not in long)
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,11 @@ MODEL = FIXTURES / "nan-block" / "model"
 
 
 def incident(name: str) -> tuple[pb.RuntimeState, list[SectionData]]:
-    with open_dump(FIXTURES / name / "dump.pplx") as dump:
+    return read(FIXTURES / name / "dump.pplx")
+
+
+def read(path: Path) -> tuple[pb.RuntimeState, list[SectionData]]:
+    with open_dump(path) as dump:
         state = pb.RuntimeState()
         state.CopyFrom(dump.state)
         return state, [

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
 
@@ -42,6 +43,13 @@ def stock_logits(model: Any, tokens: Sequence[int]) -> Any:
     ids = torch.tensor([list(tokens)])
     with torch.inference_mode():
         return model(ids, attention_mask=torch.ones_like(ids)).logits[0].numpy()
+
+
+def differing_positions(ours: Any, theirs: Any, *, tolerance: float) -> list[int]:
+    """Positions at which any logit of two arrays [tokens, vocab] is further apart than that, or is NaN."""
+    assert ours.shape == theirs.shape
+    positions: list[int] = np.flatnonzero(~(np.abs(ours - theirs).max(axis=1) <= tolerance)).tolist()
+    return positions
 
 
 def our_generate(model: LoadedModel, prompts: Sequence[Sequence[int]], length: int) -> list[list[int]]:

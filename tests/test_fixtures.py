@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from functools import cache
 from itertools import permutations
 from typing import Any
 
 import aiohttp
 import pytest
 
+from dumps.schema import state_pb2 as pb
 from dumps.schema.reader import open_dump
 from dumps.validate import validate
 from replay.signature import Signature
-from replay.targets.job import own_signature
+from replay.targets.expected import expected_signature, own_signature
 from tests.fixture_folders import FIXTURES, load, names, shown
 from tests.replay.server.server_process import started
 
@@ -34,16 +36,21 @@ REPLAYS = [
 
 
 def run(name: str, options: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-    """``pplx-replay run --json`` as a person calls it."""
+    """Exit code and report of ``pplx-replay run --json`` as a person calls it, once for all tests that look at it."""
     arguments: list[str] = []
     for key, value in options.items():
         if key == "set":
             arguments += [part for k, v in value.items() for part in ("--set", f"{k}={v}")]
         else:
             arguments += [f"--{key}", str(value)]
-    command = [sys.executable, "-m", "replay.cli", "replay", "run", str(FIXTURES / name / "dump.pplx"), "--json"]
-    done = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
+    done = _run(str(FIXTURES / name / "dump.pplx"), *arguments)
     return done.returncode, json.loads(done.stdout)
+
+
+@cache
+def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "replay.cli", "replay", "run", "--json", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 CODES = {"reproduced": 0, "not-reproduced": 10, "different-failure": 11, "diverged": 12, "inconclusive": 20}
@@ -79,10 +86,16 @@ def test_the_dump_is_sound_small_and_carries_the_signature(name):
 @pytest.mark.model
 @pytest.mark.parametrize(("name", "other"), list(permutations(names(), 2)))
 def test_no_dump_reproduces_the_failure_of_another(name, other):
-    for signature in (FIXTURES / other / "dump.pplx", FIXTURES / other / "fixture.json"):
-        code, report = run(name, {"signature": signature})
-        assert report["verdict"] != "reproduced"
-        assert code not in (0, 70)
+    code, report = run(name, {"signature": FIXTURES / other / "fixture.json"})
+    assert report["verdict"] != "reproduced"
+    assert code not in (0, 70)
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_dump_and_its_fixture_file_name_the_same_failure_to_look_for(name):
+    for file in ("dump.pplx", "fixture.json"):
+        named = str(FIXTURES / name / file)
+        assert expected_signature(pb.RuntimeState(), named) == Signature.from_json(load(name)["signature"])
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,16 @@ Functions, files and lines only. Local variables are never read: they hold peopl
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import sys
 import sysconfig
 import threading
 from collections.abc import Collection, Iterable
 from types import CodeType, FrameType, TracebackType
+from typing import Any
 
+from dumps.record.message_text import error_text, type_name, utf8
 from dumps.schema import state_pb2 as pb
 
 MAX_FRAMES = 200  # of one stack; the outermost are left out
@@ -20,7 +23,15 @@ MAX_THREADS = 1000
 MAX_TASKS = 1000
 MAX_EXCEPTIONS = 20
 MAX_MESSAGE = 4000
+MAX_CHAIN = 10_000  # of awaits that are followed
 
+# Of coroutines, generators and async generators.
+_FRAME_OF = ("cr_frame", "gi_frame", "ag_frame")
+_AWAITED_BY = ("cr_await", "gi_yieldfrom", "ag_await")
+
+# This project: what records a program or plays its world stands between it and its libraries, and is neither.
+_PACKAGES = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
+_OURS = tuple(os.path.join(_PACKAGES, name) + os.sep for name in ("dumps", "replay"))
 _LIBRARY = tuple(
     os.path.realpath(path) + os.sep for path in {sysconfig.get_path(name) for name in ("stdlib", "platstdlib")} if path
 )
@@ -40,7 +51,7 @@ def capture_threads(*, loop: asyncio.AbstractEventLoop | None = None, without: C
     threads = [
         pb.Thread(
             thread_id=ident,
-            name=names.get(ident, ""),
+            name=utf8(names.get(ident, "")),
             current=ident == current,
             frames=_frames(_walk(_outside(frame, {__name__, *without}) if ident == current else frame)),
             kind="thread",
@@ -51,18 +62,82 @@ def capture_threads(*, loop: asyncio.AbstractEventLoop | None = None, without: C
 
 
 def capture_exception(error: BaseException) -> list[pb.ExceptionInfo]:
-    """``error`` and those it came from: the first cause first, ``error`` itself last; ``link`` as in ExceptionInfo."""
-    chain: list[tuple[BaseException, str]] = []
+    """``error`` and those it came from: the first cause first, ``error`` itself last; ``link`` as in ExceptionInfo.
+
+    The exceptions of a group stand before it, each after what it came from itself.
+    """
+    return [_exception(member, link) for member, link in reversed(_lineage(error))]
+
+
+def _lineage(error: BaseException) -> list[tuple[BaseException, str]]:
+    """``error`` and its ancestors, itself first, each with its link."""
+    found: list[tuple[BaseException, str]] = []
     seen: set[int] = set()
-    link, current = "", error
-    while id(current) not in seen and len(chain) < MAX_EXCEPTIONS:
+    left = [(error, "")]
+    while left and len(found) < MAX_EXCEPTIONS:
+        current, link = left.pop()
+        if id(current) in seen:
+            continue
         seen.add(id(current))
-        chain.append((current, link))
+        found.append((current, link))
         if current.__cause__ is not None:
-            link, current = "cause", current.__cause__
+            left.append((current.__cause__, "cause"))
         elif current.__context__ is not None and not current.__suppress_context__:
-            link, current = "context", current.__context__
-    return [_exception(member, link) for member, link in reversed(chain)]
+            left.append((current.__context__, "context"))
+        if isinstance(current, BaseExceptionGroup):
+            left += [(member, "member") for member in current.exceptions[:MAX_EXCEPTIONS]]
+    return found
+
+
+def call_site(*, limit: int = 10) -> list[pb.Frame]:
+    """The program's own frames on the calling stack, innermost first: none of libraries, none of ours."""
+    found: list[pb.Frame] = []
+    frame: FrameType | None = sys._getframe(1)
+    path = tuple(sys.path)
+    while frame is not None and len(found) < limit:
+        module = str(frame.f_globals.get("__name__") or "")
+        filename, in_app = _place_of(_source(frame.f_code, frame), path)
+        if in_app:
+            function = utf8(frame.f_code.co_qualname)
+            line = max(frame.f_lineno or 0, 0)
+            found.append(pb.Frame(function=function, filename=filename, line=line, module=utf8(module), in_app=True))
+        frame = frame.f_back
+    return found
+
+
+def task_frames(task: asyncio.Task[Any]) -> list[pb.Frame]:
+    """Where ``task`` waits, innermost first, along what it awaits; `asyncio.Task.get_stack` knows the outermost only.
+
+    Async generators do not say what they await: the chain ends there. So it does in a task that is running right now,
+    whose frames are those of its thread.
+    """
+    places: list[_Place] = []
+    awaited: Any = task.get_coro()
+    while awaited is not None and len(places) < MAX_CHAIN:
+        frame = next((found for name in _FRAME_OF if (found := getattr(awaited, name, None)) is not None), None)
+        if isinstance(frame, FrameType):
+            places.append((frame.f_code, frame.f_lineno, frame))
+        awaited = next((found for name in _AWAITED_BY if (found := getattr(awaited, name, None)) is not None), None)
+    return _frames(places[::-1])
+
+
+def first_in_app(frames: Iterable[pb.Frame]) -> str:
+    """The first frame of the program's own code as `top_in_app_frame` writes it; empty where there is none."""
+    return next((f"{frame.filename}:{frame.function}" for frame in frames if frame.in_app), "")
+
+
+@functools.lru_cache(4096)
+def _place_of(filename: str, path: tuple[str, ...]) -> tuple[str, bool]:
+    """Relative name and whether it is the program's own, remembered: files are looked up, and this is asked often."""
+    return utf8(_relative(filename)), is_in_app(filename)
+
+
+def top_in_app_frame(exception: pb.ExceptionInfo) -> str | None:
+    """The innermost frame of the program's own code, as "file.py:Class.method"; None where there is none.
+
+    Line numbers are left out: they move with every change above them, and the failure stays the same.
+    """
+    return first_in_app(exception.frames) or None
 
 
 def _outside(frame: FrameType, modules: set[str]) -> FrameType:
@@ -73,14 +148,9 @@ def _outside(frame: FrameType, modules: set[str]) -> FrameType:
 
 
 def _exception(error: BaseException, link: str) -> pb.ExceptionInfo:
-    kind = type(error)
-    try:
-        message = str(error)
-    except Exception:  # a broken __str__ must not cost the dump
-        message = "<its message could not be made>"
     return pb.ExceptionInfo(
-        type=kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}",
-        message=_utf8(message[:MAX_MESSAGE]),
+        type=type_name(error),
+        message=error_text(error, MAX_MESSAGE),
         frames=_frames(_unwind(error.__traceback__)),
         link=link,
     )
@@ -96,10 +166,8 @@ def _capture_tasks(loop: asyncio.AbstractEventLoop) -> list[pb.Thread]:
     return [
         pb.Thread(
             thread_id=id(task),
-            name=task.get_name(),
-            frames=_frames(
-                (frame.f_code, frame.f_lineno, frame) for frame in reversed(task.get_stack(limit=MAX_FRAMES))
-            ),
+            name=utf8(task.get_name()),
+            frames=task_frames(task),
             kind="asyncio-task",
             awaited_by=waiting_for.get(id(task), []),
         )
@@ -133,14 +201,22 @@ def _frames(places: Iterable[_Place]) -> list[pb.Frame]:
         module = str(frame.f_globals.get("__name__") or "")
         frames.append(
             pb.Frame(
-                function=_utf8(code.co_qualname),
-                filename=_utf8(_relative(code.co_filename)),
+                function=utf8(code.co_qualname),
+                filename=utf8(_relative(_source(code, frame))),
                 line=max(line or 0, 0),
-                module=_utf8(module),
-                in_app=_in_app(code.co_filename),
+                module=utf8(module),
+                in_app=is_in_app(_source(code, frame)),
             )
         )
     return frames
+
+
+def _source(code: CodeType, frame: FrameType) -> str:
+    """The file of some code. A compiled module names its source as whoever built it saw it: below some other folder."""
+    module = frame.f_globals.get("__file__")
+    if os.path.isabs(code.co_filename) or code.co_filename.startswith("<") or not module:
+        return code.co_filename
+    return os.path.join(os.path.dirname(str(module)), os.path.basename(code.co_filename))
 
 
 def _relative(filename: str) -> str:
@@ -153,14 +229,12 @@ def _relative(filename: str) -> str:
     return (os.path.relpath(path, root) if root else os.path.basename(path)).replace(os.sep, "/")
 
 
-def _in_app(filename: str) -> bool:
+def is_in_app(filename: str) -> bool:
+    """Whether a file is the program's own: no library's, none of this project."""
     if filename.startswith("<"):
         return False
+    if not (os.path.isabs(filename) or os.path.exists(filename)):
+        return False  # compiled code names the file it was made of where it was built ("aiohttp/_http_parser.pyx")
     path = os.path.realpath(filename)
     parts = path.split(os.sep)
-    return not path.startswith(_LIBRARY) and "site-packages" not in parts and "dist-packages" not in parts
-
-
-def _utf8(text: str) -> str:
-    """A message field holds valid Unicode only, and exception texts may hold lone surrogates."""
-    return text.encode("utf-8", "backslashreplace").decode()
+    return not path.startswith((*_OURS, *_LIBRARY)) and "site-packages" not in parts and "dist-packages" not in parts

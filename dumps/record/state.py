@@ -232,7 +232,7 @@ def _fill_death(state: pb.RuntimeState) -> None:
 
 def _ledger(state: pb.RuntimeState, image: RingImage, history: History | None, scheduler: SchedulerState) -> None:
     if history is None:
-        note = "no recorded state to start them from: damage, or keyframes that did not fit"
+        note = "no recorded state to start them from: no step was taken yet, damage, or keyframes that did not fit"
         for path in ("steps", "scheduler", "kv.free_blocks", "kv.tables"):
             record(state, path, pb.ABSENT, note)
     else:

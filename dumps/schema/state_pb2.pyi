@@ -21,7 +21,7 @@ SYNTHESISED: Grade
 ABSENT: Grade
 
 class RuntimeState(_message.Message):
-    __slots__ = ("manifest", "active_model", "model", "engine", "failures", "requests", "scheduler", "steps", "kv", "threads", "exceptions", "ledger", "trailer", "seals", "padding", "sections", "context_stack", "tool_calls", "syscalls", "exchanges", "descriptors", "metrics", "trace_events", "logs", "quirks", "redactions")
+    __slots__ = ("manifest", "active_model", "model", "engine", "failures", "requests", "scheduler", "steps", "kv", "threads", "exceptions", "ledger", "trailer", "seals", "padding", "sections", "context_stack", "tool_calls", "syscalls", "exchanges", "descriptors", "metrics", "trace_events", "logs", "quirks", "redactions", "program", "clock_changes", "entropy")
     MANIFEST_FIELD_NUMBER: _ClassVar[int]
     ACTIVE_MODEL_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -48,6 +48,9 @@ class RuntimeState(_message.Message):
     LOGS_FIELD_NUMBER: _ClassVar[int]
     QUIRKS_FIELD_NUMBER: _ClassVar[int]
     REDACTIONS_FIELD_NUMBER: _ClassVar[int]
+    PROGRAM_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_CHANGES_FIELD_NUMBER: _ClassVar[int]
+    ENTROPY_FIELD_NUMBER: _ClassVar[int]
     manifest: Manifest
     active_model: str
     model: Model
@@ -74,7 +77,10 @@ class RuntimeState(_message.Message):
     logs: _containers.RepeatedCompositeFieldContainer[LogRecord]
     quirks: _containers.RepeatedCompositeFieldContainer[Quirk]
     redactions: _containers.RepeatedCompositeFieldContainer[Redaction]
-    def __init__(self, manifest: _Optional[_Union[Manifest, _Mapping]] = ..., active_model: _Optional[str] = ..., model: _Optional[_Union[Model, _Mapping]] = ..., engine: _Optional[_Union[EngineConfig, _Mapping]] = ..., failures: _Optional[_Iterable[_Union[Failure, _Mapping]]] = ..., requests: _Optional[_Iterable[_Union[Request, _Mapping]]] = ..., scheduler: _Optional[_Union[Scheduler, _Mapping]] = ..., steps: _Optional[_Iterable[_Union[Step, _Mapping]]] = ..., kv: _Optional[_Union[KvCache, _Mapping]] = ..., threads: _Optional[_Iterable[_Union[Thread, _Mapping]]] = ..., exceptions: _Optional[_Iterable[_Union[ExceptionInfo, _Mapping]]] = ..., ledger: _Optional[_Iterable[_Union[LedgerEntry, _Mapping]]] = ..., trailer: _Optional[int] = ..., seals: _Optional[_Iterable[_Union[Seal, _Mapping]]] = ..., padding: _Optional[bytes] = ..., sections: _Optional[_Iterable[_Union[Section, _Mapping]]] = ..., context_stack: _Optional[_Iterable[_Union[ContextFrame, _Mapping]]] = ..., tool_calls: _Optional[_Iterable[_Union[ToolCall, _Mapping]]] = ..., syscalls: _Optional[_Iterable[_Union[Syscall, _Mapping]]] = ..., exchanges: _Optional[_Iterable[_Union[Exchange, _Mapping]]] = ..., descriptors: _Optional[_Iterable[_Union[Descriptor, _Mapping]]] = ..., metrics: _Optional[_Iterable[_Union[MetricSample, _Mapping]]] = ..., trace_events: _Optional[_Iterable[_Union[TraceEvent, _Mapping]]] = ..., logs: _Optional[_Iterable[_Union[LogRecord, _Mapping]]] = ..., quirks: _Optional[_Iterable[_Union[Quirk, _Mapping]]] = ..., redactions: _Optional[_Iterable[_Union[Redaction, _Mapping]]] = ...) -> None: ...
+    program: Program
+    clock_changes: _containers.RepeatedCompositeFieldContainer[ClockChange]
+    entropy: _containers.RepeatedCompositeFieldContainer[EntropyDraw]
+    def __init__(self, manifest: _Optional[_Union[Manifest, _Mapping]] = ..., active_model: _Optional[str] = ..., model: _Optional[_Union[Model, _Mapping]] = ..., engine: _Optional[_Union[EngineConfig, _Mapping]] = ..., failures: _Optional[_Iterable[_Union[Failure, _Mapping]]] = ..., requests: _Optional[_Iterable[_Union[Request, _Mapping]]] = ..., scheduler: _Optional[_Union[Scheduler, _Mapping]] = ..., steps: _Optional[_Iterable[_Union[Step, _Mapping]]] = ..., kv: _Optional[_Union[KvCache, _Mapping]] = ..., threads: _Optional[_Iterable[_Union[Thread, _Mapping]]] = ..., exceptions: _Optional[_Iterable[_Union[ExceptionInfo, _Mapping]]] = ..., ledger: _Optional[_Iterable[_Union[LedgerEntry, _Mapping]]] = ..., trailer: _Optional[int] = ..., seals: _Optional[_Iterable[_Union[Seal, _Mapping]]] = ..., padding: _Optional[bytes] = ..., sections: _Optional[_Iterable[_Union[Section, _Mapping]]] = ..., context_stack: _Optional[_Iterable[_Union[ContextFrame, _Mapping]]] = ..., tool_calls: _Optional[_Iterable[_Union[ToolCall, _Mapping]]] = ..., syscalls: _Optional[_Iterable[_Union[Syscall, _Mapping]]] = ..., exchanges: _Optional[_Iterable[_Union[Exchange, _Mapping]]] = ..., descriptors: _Optional[_Iterable[_Union[Descriptor, _Mapping]]] = ..., metrics: _Optional[_Iterable[_Union[MetricSample, _Mapping]]] = ..., trace_events: _Optional[_Iterable[_Union[TraceEvent, _Mapping]]] = ..., logs: _Optional[_Iterable[_Union[LogRecord, _Mapping]]] = ..., quirks: _Optional[_Iterable[_Union[Quirk, _Mapping]]] = ..., redactions: _Optional[_Iterable[_Union[Redaction, _Mapping]]] = ..., program: _Optional[_Union[Program, _Mapping]] = ..., clock_changes: _Optional[_Iterable[_Union[ClockChange, _Mapping]]] = ..., entropy: _Optional[_Iterable[_Union[EntropyDraw, _Mapping]]] = ...) -> None: ...
 
 class LedgerEntry(_message.Message):
     __slots__ = ("path", "grade", "note")
@@ -197,7 +203,7 @@ class EngineConfig(_message.Message):
     def __init__(self, engine: _Optional[str] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., on_kv_exhausted: _Optional[str] = ..., kernels: _Optional[str] = ..., num_threads: _Optional[int] = ..., prefix_cache: _Optional[bool] = ..., kv_quant_bits: _Optional[int] = ..., checks: _Optional[bool] = ...) -> None: ...
 
 class Failure(_message.Message):
-    __slots__ = ("kind", "invariant", "exception_type", "message", "request", "step", "position", "time_ns", "kv_cache_used_bytes", "max_kv_cache_bytes", "seq_len_exceeded_at", "non_finite", "read")
+    __slots__ = ("kind", "invariant", "exception_type", "message", "request", "step", "position", "time_ns", "kv_cache_used_bytes", "max_kv_cache_bytes", "seq_len_exceeded_at", "non_finite", "read", "frame", "exchange")
     KIND_FIELD_NUMBER: _ClassVar[int]
     INVARIANT_FIELD_NUMBER: _ClassVar[int]
     EXCEPTION_TYPE_FIELD_NUMBER: _ClassVar[int]
@@ -211,6 +217,8 @@ class Failure(_message.Message):
     SEQ_LEN_EXCEEDED_AT_FIELD_NUMBER: _ClassVar[int]
     NON_FINITE_FIELD_NUMBER: _ClassVar[int]
     READ_FIELD_NUMBER: _ClassVar[int]
+    FRAME_FIELD_NUMBER: _ClassVar[int]
+    EXCHANGE_FIELD_NUMBER: _ClassVar[int]
     kind: str
     invariant: str
     exception_type: str
@@ -224,7 +232,9 @@ class Failure(_message.Message):
     seq_len_exceeded_at: int
     non_finite: NonFinite
     read: SlotRead
-    def __init__(self, kind: _Optional[str] = ..., invariant: _Optional[str] = ..., exception_type: _Optional[str] = ..., message: _Optional[str] = ..., request: _Optional[int] = ..., step: _Optional[int] = ..., position: _Optional[int] = ..., time_ns: _Optional[int] = ..., kv_cache_used_bytes: _Optional[int] = ..., max_kv_cache_bytes: _Optional[int] = ..., seq_len_exceeded_at: _Optional[int] = ..., non_finite: _Optional[_Union[NonFinite, _Mapping]] = ..., read: _Optional[_Union[SlotRead, _Mapping]] = ...) -> None: ...
+    frame: str
+    exchange: str
+    def __init__(self, kind: _Optional[str] = ..., invariant: _Optional[str] = ..., exception_type: _Optional[str] = ..., message: _Optional[str] = ..., request: _Optional[int] = ..., step: _Optional[int] = ..., position: _Optional[int] = ..., time_ns: _Optional[int] = ..., kv_cache_used_bytes: _Optional[int] = ..., max_kv_cache_bytes: _Optional[int] = ..., seq_len_exceeded_at: _Optional[int] = ..., non_finite: _Optional[_Union[NonFinite, _Mapping]] = ..., read: _Optional[_Union[SlotRead, _Mapping]] = ..., frame: _Optional[str] = ..., exchange: _Optional[str] = ...) -> None: ...
 
 class NonFinite(_message.Message):
     __slots__ = ("where", "layer", "tensor", "block", "slot", "position", "written_by_step")
@@ -641,7 +651,7 @@ class ContextFrame(_message.Message):
     def __init__(self, stack_depth: _Optional[int] = ..., last_message_id: _Optional[str] = ..., kind: _Optional[str] = ..., payload_json: _Optional[str] = ...) -> None: ...
 
 class ToolCall(_message.Message):
-    __slots__ = ("id", "name", "arguments_json", "result_json", "status", "started_ns", "deadline_ns", "finished_ns", "request")
+    __slots__ = ("id", "name", "arguments_json", "result_json", "status", "started_ns", "deadline_ns", "finished_ns", "request", "error_type", "error_message", "task", "within")
     ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     ARGUMENTS_JSON_FIELD_NUMBER: _ClassVar[int]
@@ -651,6 +661,10 @@ class ToolCall(_message.Message):
     DEADLINE_NS_FIELD_NUMBER: _ClassVar[int]
     FINISHED_NS_FIELD_NUMBER: _ClassVar[int]
     REQUEST_FIELD_NUMBER: _ClassVar[int]
+    ERROR_TYPE_FIELD_NUMBER: _ClassVar[int]
+    ERROR_MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    WITHIN_FIELD_NUMBER: _ClassVar[int]
     id: str
     name: str
     arguments_json: str
@@ -660,10 +674,14 @@ class ToolCall(_message.Message):
     deadline_ns: int
     finished_ns: int
     request: int
-    def __init__(self, id: _Optional[str] = ..., name: _Optional[str] = ..., arguments_json: _Optional[str] = ..., result_json: _Optional[str] = ..., status: _Optional[str] = ..., started_ns: _Optional[int] = ..., deadline_ns: _Optional[int] = ..., finished_ns: _Optional[int] = ..., request: _Optional[int] = ...) -> None: ...
+    error_type: str
+    error_message: str
+    task: str
+    within: str
+    def __init__(self, id: _Optional[str] = ..., name: _Optional[str] = ..., arguments_json: _Optional[str] = ..., result_json: _Optional[str] = ..., status: _Optional[str] = ..., started_ns: _Optional[int] = ..., deadline_ns: _Optional[int] = ..., finished_ns: _Optional[int] = ..., request: _Optional[int] = ..., error_type: _Optional[str] = ..., error_message: _Optional[str] = ..., task: _Optional[str] = ..., within: _Optional[str] = ...) -> None: ...
 
 class Syscall(_message.Message):
-    __slots__ = ("time_ns", "name", "args", "ret", "errno_name", "duration_ns", "data", "data_partial", "tid")
+    __slots__ = ("time_ns", "name", "args", "ret", "errno_name", "duration_ns", "data", "data_partial", "tid", "task")
     TIME_NS_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     ARGS_FIELD_NUMBER: _ClassVar[int]
@@ -673,6 +691,7 @@ class Syscall(_message.Message):
     DATA_FIELD_NUMBER: _ClassVar[int]
     DATA_PARTIAL_FIELD_NUMBER: _ClassVar[int]
     TID_FIELD_NUMBER: _ClassVar[int]
+    TASK_FIELD_NUMBER: _ClassVar[int]
     time_ns: int
     name: str
     args: _containers.RepeatedScalarFieldContainer[str]
@@ -682,10 +701,11 @@ class Syscall(_message.Message):
     data: bytes
     data_partial: bool
     tid: int
-    def __init__(self, time_ns: _Optional[int] = ..., name: _Optional[str] = ..., args: _Optional[_Iterable[str]] = ..., ret: _Optional[str] = ..., errno_name: _Optional[str] = ..., duration_ns: _Optional[int] = ..., data: _Optional[bytes] = ..., data_partial: _Optional[bool] = ..., tid: _Optional[int] = ...) -> None: ...
+    task: str
+    def __init__(self, time_ns: _Optional[int] = ..., name: _Optional[str] = ..., args: _Optional[_Iterable[str]] = ..., ret: _Optional[str] = ..., errno_name: _Optional[str] = ..., duration_ns: _Optional[int] = ..., data: _Optional[bytes] = ..., data_partial: _Optional[bool] = ..., tid: _Optional[int] = ..., task: _Optional[str] = ...) -> None: ...
 
 class Exchange(_message.Message):
-    __slots__ = ("id", "method", "url", "request_headers", "request_body", "status", "response_headers", "chunks", "error", "started_ns")
+    __slots__ = ("id", "method", "url", "request_headers", "request_body", "status", "response_headers", "chunks", "error", "started_ns", "direction", "framing", "error_message", "ended_ns", "task", "occurrence", "call_site", "client", "connect_ns", "sent_ns", "within", "request_chunks")
     ID_FIELD_NUMBER: _ClassVar[int]
     METHOD_FIELD_NUMBER: _ClassVar[int]
     URL_FIELD_NUMBER: _ClassVar[int]
@@ -696,6 +716,18 @@ class Exchange(_message.Message):
     CHUNKS_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     STARTED_NS_FIELD_NUMBER: _ClassVar[int]
+    DIRECTION_FIELD_NUMBER: _ClassVar[int]
+    FRAMING_FIELD_NUMBER: _ClassVar[int]
+    ERROR_MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    ENDED_NS_FIELD_NUMBER: _ClassVar[int]
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    OCCURRENCE_FIELD_NUMBER: _ClassVar[int]
+    CALL_SITE_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_FIELD_NUMBER: _ClassVar[int]
+    CONNECT_NS_FIELD_NUMBER: _ClassVar[int]
+    SENT_NS_FIELD_NUMBER: _ClassVar[int]
+    WITHIN_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_CHUNKS_FIELD_NUMBER: _ClassVar[int]
     id: str
     method: str
     url: str
@@ -706,15 +738,75 @@ class Exchange(_message.Message):
     chunks: _containers.RepeatedCompositeFieldContainer[Chunk]
     error: str
     started_ns: int
-    def __init__(self, id: _Optional[str] = ..., method: _Optional[str] = ..., url: _Optional[str] = ..., request_headers: _Optional[_Iterable[_Union[KeyValue, _Mapping]]] = ..., request_body: _Optional[bytes] = ..., status: _Optional[int] = ..., response_headers: _Optional[_Iterable[_Union[KeyValue, _Mapping]]] = ..., chunks: _Optional[_Iterable[_Union[Chunk, _Mapping]]] = ..., error: _Optional[str] = ..., started_ns: _Optional[int] = ...) -> None: ...
+    direction: str
+    framing: str
+    error_message: str
+    ended_ns: int
+    task: str
+    occurrence: int
+    call_site: _containers.RepeatedCompositeFieldContainer[Frame]
+    client: str
+    connect_ns: int
+    sent_ns: int
+    within: str
+    request_chunks: _containers.RepeatedCompositeFieldContainer[Chunk]
+    def __init__(self, id: _Optional[str] = ..., method: _Optional[str] = ..., url: _Optional[str] = ..., request_headers: _Optional[_Iterable[_Union[KeyValue, _Mapping]]] = ..., request_body: _Optional[bytes] = ..., status: _Optional[int] = ..., response_headers: _Optional[_Iterable[_Union[KeyValue, _Mapping]]] = ..., chunks: _Optional[_Iterable[_Union[Chunk, _Mapping]]] = ..., error: _Optional[str] = ..., started_ns: _Optional[int] = ..., direction: _Optional[str] = ..., framing: _Optional[str] = ..., error_message: _Optional[str] = ..., ended_ns: _Optional[int] = ..., task: _Optional[str] = ..., occurrence: _Optional[int] = ..., call_site: _Optional[_Iterable[_Union[Frame, _Mapping]]] = ..., client: _Optional[str] = ..., connect_ns: _Optional[int] = ..., sent_ns: _Optional[int] = ..., within: _Optional[str] = ..., request_chunks: _Optional[_Iterable[_Union[Chunk, _Mapping]]] = ...) -> None: ...
 
 class Chunk(_message.Message):
-    __slots__ = ("data", "delay_ns")
+    __slots__ = ("data", "delay_ns", "size")
     DATA_FIELD_NUMBER: _ClassVar[int]
     DELAY_NS_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
     data: bytes
     delay_ns: int
-    def __init__(self, data: _Optional[bytes] = ..., delay_ns: _Optional[int] = ...) -> None: ...
+    size: int
+    def __init__(self, data: _Optional[bytes] = ..., delay_ns: _Optional[int] = ..., size: _Optional[int] = ...) -> None: ...
+
+class Program(_message.Message):
+    __slots__ = ("entry", "kind", "arguments_json", "started_ns", "wall_minus_monotonic_ns", "hash_seed", "python_version", "finished", "ended_ns", "environment")
+    ENTRY_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    ARGUMENTS_JSON_FIELD_NUMBER: _ClassVar[int]
+    STARTED_NS_FIELD_NUMBER: _ClassVar[int]
+    WALL_MINUS_MONOTONIC_NS_FIELD_NUMBER: _ClassVar[int]
+    HASH_SEED_FIELD_NUMBER: _ClassVar[int]
+    PYTHON_VERSION_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    ENDED_NS_FIELD_NUMBER: _ClassVar[int]
+    ENVIRONMENT_FIELD_NUMBER: _ClassVar[int]
+    entry: str
+    kind: str
+    arguments_json: str
+    started_ns: int
+    wall_minus_monotonic_ns: int
+    hash_seed: str
+    python_version: str
+    finished: bool
+    ended_ns: int
+    environment: _containers.RepeatedCompositeFieldContainer[KeyValue]
+    def __init__(self, entry: _Optional[str] = ..., kind: _Optional[str] = ..., arguments_json: _Optional[str] = ..., started_ns: _Optional[int] = ..., wall_minus_monotonic_ns: _Optional[int] = ..., hash_seed: _Optional[str] = ..., python_version: _Optional[str] = ..., finished: _Optional[bool] = ..., ended_ns: _Optional[int] = ..., environment: _Optional[_Iterable[_Union[KeyValue, _Mapping]]] = ...) -> None: ...
+
+class ClockChange(_message.Message):
+    __slots__ = ("monotonic_ns", "wall_minus_monotonic_ns")
+    MONOTONIC_NS_FIELD_NUMBER: _ClassVar[int]
+    WALL_MINUS_MONOTONIC_NS_FIELD_NUMBER: _ClassVar[int]
+    monotonic_ns: int
+    wall_minus_monotonic_ns: int
+    def __init__(self, monotonic_ns: _Optional[int] = ..., wall_minus_monotonic_ns: _Optional[int] = ...) -> None: ...
+
+class EntropyDraw(_message.Message):
+    __slots__ = ("source", "data", "size", "time_ns", "task")
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    TIME_NS_FIELD_NUMBER: _ClassVar[int]
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    source: str
+    data: bytes
+    size: int
+    time_ns: int
+    task: str
+    def __init__(self, source: _Optional[str] = ..., data: _Optional[bytes] = ..., size: _Optional[int] = ..., time_ns: _Optional[int] = ..., task: _Optional[str] = ...) -> None: ...
 
 class Descriptor(_message.Message):
     __slots__ = ("fd", "kind", "target")

@@ -10,6 +10,7 @@ from dumps.validate.finding import Finding
 from dumps.validate.history import check_history
 from dumps.validate.kv import check_kv
 from dumps.validate.manifest import check_manifest
+from dumps.validate.program import check_program
 from dumps.validate.requests import check_requests
 from dumps.validate.schedule import check_schedule
 from dumps.validate.trace import check_trace
@@ -37,4 +38,5 @@ def findings(state: pb.RuntimeState) -> Iterator[Finding]:
         check_history(state),
         check_schedule(state),
         check_trace(state),
+        check_program(state),
     )

@@ -12,6 +12,7 @@ from collections import Counter, deque
 from dumps.schema import state_pb2 as pb
 from dumps.validate.finding import Finding, Findings, check_le32, check_range, whole_ids
 from dumps.validate.prefix import PrefixWalk, check_hashes, check_hit
+from dumps.validate.requests import DIGEST_BYTES
 
 OUTCOMES = ("truncate", "preempt-self", "preempt-other", "raise")
 
@@ -301,6 +302,11 @@ class _Walk:
             if 0 <= place < len(output) and output[place] != chunk.sampled_token:
                 message = f"token {chunk.sampled_token}, output token {place} of its request is {output[place]}"
                 yield Finding("schedule.token-mismatch", f"{path}.sampled_token", message)
+        if chunk.HasField("logits_digest") and place >= 0:
+            whole = request.output_digests[DIGEST_BYTES * place : DIGEST_BYTES * (place + 1)]
+            if len(whole) == DIGEST_BYTES and int.from_bytes(whole, "little") != chunk.logits_digest:
+                message = f"output token {place} of its request has another digest"
+                yield Finding("schedule.digest-mismatch", f"{path}.logits_digest", message)
 
     def _output(self, request: int) -> list[int]:
         # Decoded once per request, not once per step.

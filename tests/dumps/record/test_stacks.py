@@ -1,12 +1,24 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import pathlib
+import sysconfig
 import threading
+from typing import Any, NoReturn
 
 import pytest
 
 from dumps.record import stacks
-from dumps.record.stacks import capture_exception, capture_threads
+from dumps.record.seams.log import task_name
+from dumps.record.seams.patches import Patches
+from dumps.record.stacks import (
+    call_site,
+    capture_exception,
+    capture_threads,
+    first_in_app,
+    top_in_app_frame,
+)
 from dumps.schema import state_pb2 as pb
 
 
@@ -55,7 +67,28 @@ def test_tasks_of_a_loop_and_who_awaits_them():
 
     tasks = {t.name: t for t in asyncio.run(main()) if t.kind == "asyncio-task"}
     assert tasks["inner-task"].awaited_by == [tasks["outer-task"].thread_id]
-    assert tasks["inner-task"].frames[0].function.endswith("inner")
+    waits, runs = tasks["inner-task"].frames  # along what it awaits, not its outermost frame alone
+    assert (waits.function, waits.in_app) == ("Event.wait", False)
+    assert runs.function.endswith("inner")
+    assert first_in_app(tasks["inner-task"].frames).endswith("test_stacks.py:" + runs.function)
+
+
+def test_names_of_threads_and_tasks_that_no_message_can_hold():
+    async def main() -> list[pb.Thread]:
+        task = asyncio.current_task()
+        assert task is not None
+        task.set_name("task \ud800")
+        assert task_name() == "task \\ud800"
+        return capture_threads(loop=asyncio.get_running_loop())
+
+    thread = threading.current_thread()
+    before, thread.name = thread.name, "thread \ud800"
+    try:
+        assert task_name() == "thread \\ud800"
+        names = {one.name for one in asyncio.run(main())}
+    finally:
+        thread.name = before
+    assert {"task \\ud800", "thread \\ud800"} <= names
 
 
 def raise_linked() -> None:
@@ -123,3 +156,88 @@ def test_the_frames_that_make_the_dump_are_left_out():
 
     assert not {frame.module for frame in dumping()[0].frames} & {__name__, stacks.__name__}
     assert capture_threads()[0].frames[0].function.endswith("left_out")
+
+
+def test_a_call_site_is_the_programs_own_frames():
+    def ask() -> list[pb.Frame]:
+        return next(map(lambda limit: call_site(limit=limit), [2]))  # noqa: C417
+
+    inner, outer = ask()
+    assert inner.function.endswith("ask.<locals>.<lambda>")
+    assert outer.function.endswith("frames.<locals>.ask")
+    assert all(frame.in_app and frame.filename.endswith("test_stacks.py") for frame in (inner, outer))
+
+
+def test_libraries_and_the_recorder_are_not_part_of_the_program():
+    """The recorder's wrappers stand on the program's stacks and tracebacks."""
+
+    def make(original: object) -> NoReturn:
+        raise KeyError(original)
+
+    try:
+        Patches().wrap(json, "dumps", make)
+    except KeyError as error:
+        (info,) = capture_exception(error)
+    assert [(frame.module, frame.in_app) for frame in info.frames] == [
+        (__name__, True), ("dumps.record.seams.patches", False), (__name__, True),
+    ]  # fmt: skip
+
+
+def test_the_innermost_frame_of_the_program_itself():
+    from replay.runtime.files import Files
+
+    undo = Files([]).install()
+    try:
+        with pytest.raises(Exception, match="was not recorded") as caught:
+            pathlib.Path("nothing.txt").read_text()
+    finally:
+        undo()
+    (raised,) = capture_exception(caught.value)
+    # The replay's own code and pathlib stand above it; neither is the program.
+    assert raised.frames[0].function != "test_the_innermost_frame_of_the_program_itself"
+    top = top_in_app_frame(raised)
+    assert top is not None
+    assert top.endswith("test_stacks.py:test_the_innermost_frame_of_the_program_itself")
+    assert top_in_app_frame(pb.ExceptionInfo(frames=[pb.Frame(function="f")])) is None
+
+
+def test_the_exceptions_of_a_group_stand_before_it():
+    inner = ExceptionGroup("inner", [KeyError("b")])
+    inner.exceptions[0].__cause__ = OSError("why")
+    found = capture_exception(ExceptionGroup("outer", [ValueError("a"), inner]))
+
+    assert [(e.type, e.link) for e in found] == [
+        ("ValueError", "member"),
+        ("OSError", "cause"),
+        ("KeyError", "member"),
+        ("ExceptionGroup", "member"),
+        ("ExceptionGroup", ""),
+    ]
+    assert len(capture_exception(ExceptionGroup("wide", [ValueError(str(n)) for n in range(100)]))) == 20
+
+
+def test_a_compiled_module_of_a_library_is_none_of_the_programs_code(tmp_path, monkeypatch):
+    """Its frames name a source that is not there, by a path below the folder it was built in."""
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, Any] = {
+        "__name__": "wheel.parser",
+        "__file__": f"{sysconfig.get_path('purelib')}/wheel/parser.so",
+    }
+    exec(compile("def fail():\n    raise ValueError('cut')", "wheel/parser.pyx", "exec"), namespace)
+    try:
+        namespace["fail"]()
+    except ValueError as error:
+        frame = capture_exception(error)[-1].frames[0]
+    assert (frame.filename, frame.function, frame.in_app) == ("wheel/parser.pyx", "fail", False)
+
+
+def test_compiled_code_is_not_the_programs_own():
+    source = "def feed():\n    raise ValueError('short')\n"
+    compiled: dict[str, Any] = {}
+    exec(compile(source, "aiohttp/_http_parser.pyx", "exec"), compiled)
+    with pytest.raises(ValueError, match="short") as caught:
+        compiled["feed"]()
+    (raised,) = capture_exception(caught.value)
+
+    assert [frame.in_app for frame in raised.frames] == [False, True]
+    assert str(top_in_app_frame(raised)).endswith("test_compiled_code_is_not_the_programs_own")

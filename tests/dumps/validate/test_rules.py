@@ -214,6 +214,11 @@ SCHEDULE = [
         "schedule.token-mismatch",
         "steps[0].scheduled[1].sampled_token",
     ),
+    (
+        both(set_to("requests[1].output_digests", bytes(8)), set_to("steps[0].scheduled[1].logits_digest", 5)),
+        "schedule.digest-mismatch",
+        "steps[0].scheduled[1].logits_digest",
+    ),
     (set_to("steps[2].scheduled[0].sampled", True), "schedule.output-count", "requests[0].num_output_tokens"),
     (set_to("steps[1].scheduled[0].new_blocks", [0]), "schedule.block-held", "steps[1].scheduled[0].new_blocks"),
     (set_to("steps[1].scheduled[0].new_blocks", [2]), "schedule.block-held", "steps[1].scheduled[0].new_blocks"),

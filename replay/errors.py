@@ -72,6 +72,15 @@ class WorkerDied(ReplayError):
     """The child process that ran a replay ended without a report: killed, crashed, or out of memory."""
 
 
+class Refused(ReplayError, PermissionError):
+    """Replayed code tried to reach the network, another process or a file that is none of its own.
+
+    It is a PermissionError too, so that a library which can do without (a CPU probe, a cache server) does without.
+    """
+
+    remedy = "a replay runs on the dump and local weights alone; record what it needs, or report the library"
+
+
 class BudgetSpent(ReplayError):
     """The time given to a replay or to its loading is over."""
 

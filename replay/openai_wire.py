@@ -69,12 +69,14 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerShape:
-    """What all bodies and chunks of one HTTP request share. ``created`` is Unix time in seconds."""
+    """What all bodies and chunks of one HTTP request share. ``created`` is Unix time in seconds; ``fingerprint`` names
+    what decides the answer's bits, see `replay.serving.fingerprint`."""
 
     id: str
     model: str
     created: int
     chat: bool
+    fingerprint: str
 
     def body(self, choices: Sequence[Choice], usage: Usage) -> dict[str, Any]:
         """The answer to a request without streaming."""
@@ -117,6 +119,7 @@ class AnswerShape:
             "object": chat_object if self.chat else "text_completion",
             "created": self.created,
             "model": self.model,
+            "system_fingerprint": self.fingerprint,
         }
 
 

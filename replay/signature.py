@@ -22,6 +22,7 @@ _VOLATILE = (
     (re.compile(r"\b[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b"), "<id>"),
     (re.compile(r"\b(?:cmpl|chatcmpl|req|request)[-_][\w-]+"), "<id>"),
     (re.compile(r"(?<=request )\S+"), "<id>"),
+    (re.compile(r"\d+\.\d+"), "<n>"),  # before ids: many digits after the point are none
     (re.compile(r"\b[0-9a-f]{12,}\b"), "<id>"),
     (re.compile(r"\d+(\.\d+)?"), "<n>"),
 )
@@ -36,12 +37,14 @@ def normalise(message: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """Equal identities are the same failure. Within one engine the top in-app frames belong to it as well."""
+    """Equal identities are the same failure. ``frame``, the innermost in-app one, belongs to it where it is known:
+    in a program, but not in an engine, whose frames are its own affair."""
 
     kind: str
     invariant: str = ""
     exception_type: str = ""
     message: str = ""
+    frame: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +70,10 @@ class Signature:
     location: Location
 
     def to_json(self) -> dict[str, Any]:
-        return {"identity": asdict(self.identity), "location": asdict(self.location)}
+        identity = asdict(self.identity)
+        if not self.identity.frame:  # an engine's failure has none
+            del identity["frame"]
+        return {"identity": identity, "location": asdict(self.location)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Signature:
@@ -90,6 +96,7 @@ class Signature:
                 invariant=failure.invariant,
                 exception_type=failure.exception_type,
                 message=normalise(failure.message),
+                frame=failure.frame,
             ),
             Location(
                 request_id=failure.request_id,
@@ -123,6 +130,7 @@ class Signature:
                 invariant=failure.invariant,
                 exception_type=failure.exception_type,
                 message=normalise(failure.message),
+                frame=failure.frame,
             ),
             Location(
                 request_id=state.requests[request].id if request is not None else None,
@@ -139,6 +147,8 @@ class Signature:
 def compare(expected: Signature, seen: Signature, *, location: bool) -> dict[str, bool]:
     """Field by field, whether the two agree. Location fields that the expected signature does not know are left out."""
     ours, theirs = asdict(expected.identity), asdict(seen.identity)
+    if not ours["frame"]:
+        del ours["frame"]
     match = {f"identity.{key}": theirs[key] == value for key, value in ours.items()}
     if location:
         place = asdict(seen.location)

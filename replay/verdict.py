@@ -44,6 +44,16 @@ class Reason(StrEnum):
     NEEDS_CHECKS = "needs-checks"
     NOTHING_RECORDED = "no-failure-recorded"
     PROCESS_DEATH = "process-death"
+    PROGRAM_ABSENT = "program-absent"
+    PROGRAM_SHAPE_ONLY = "program-without-text"
+    PROGRAM_UNSUPPORTED = "program-unsupported"
+    NOTHING_ASKED = "nothing-asked"
+    NOT_VISIBLE = "not-visible-from-outside"
+    ENDPOINT_UNREACHABLE = "endpoint-unreachable"
+    ENDPOINT_NO_MODEL = "endpoint-without-model"
+    ENDPOINT_REFUSED = "endpoint-refused"
+    ENDPOINT_SILENT = "endpoint-silent"
+    ENDPOINT_UNCOUNTED = "endpoint-uncounted"
     EXTERNAL_CAUSE = "external-cause"
     KIND_UNSUPPORTED = "kind-unsupported"
     RECORD_ENDS = "record-ends"
@@ -53,7 +63,7 @@ class Reason(StrEnum):
     BUDGET = "budget-spent"
 
 
-# A stall needs a proof of no progress, which no target gives yet; a kind that is not on the list cannot be looked for.
+# A stall needs a proof of no progress, which a virtual clock gives. A kind that is not listed cannot be looked for.
 SHOWN_BY_A_REPLAY = frozenset(FailureKind) - {FailureKind.STALL}
 
 
@@ -62,7 +72,8 @@ class Evidence:
     """What a replay showed.
 
     ``modified`` says that settings were changed or that only part of the dump ran, so that locations need not agree.
-    ``foreign`` says that the expected signature is not the dump's own.
+    ``foreign`` says that the expected signature is not the dump's own. ``on_a_virtual_clock`` says that a deadline
+    which was seen to pass did so on the program's own clock, and that a stall is one: nothing could have gone on.
     """
 
     seen: Sequence[Signature]
@@ -70,6 +81,7 @@ class Evidence:
     modified: bool = False
     foreign: bool = False
     missing: Reason = Reason.NONE
+    on_a_virtual_clock: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,14 +102,15 @@ def decide(expected: Signature | None, evidence: Evidence) -> Decision:
     if evidence.divergence is not None and not evidence.modified:
         reason = Reason.NOISE if evidence.divergence.cause == "noise" else Reason.NONE
         return Decision(Verdict.DIVERGED, reason, seen, match)
-    if expected is not None and expected.identity.kind not in SHOWN_BY_A_REPLAY:
+    provable = evidence.on_a_virtual_clock and expected is not None and expected.identity.kind == FailureKind.STALL
+    if expected is not None and expected.identity.kind not in SHOWN_BY_A_REPLAY and not provable:
         return Decision(Verdict.INCONCLUSIVE, Reason.KIND_UNSUPPORTED, seen, match)
     if expected is None or expected.identity.kind == FailureKind.PROCESS_DEATH:
         if seen is not None:
             return Decision(Verdict.DIFFERENT_FAILURE, Reason.NONE, seen, match)
         reason = Reason.NOTHING_RECORDED if expected is None else Reason.PROCESS_DEATH
         return Decision(Verdict.INCONCLUSIVE, reason)
-    if expected.identity.kind == FailureKind.TIMEOUT and not evidence.foreign:
+    if expected.identity.kind == FailureKind.TIMEOUT and not (evidence.foreign or evidence.on_a_virtual_clock):
         # A deadline on a wall clock is outside of what the engine replays; the mocked runtime's clock is for that.
         return Decision(Verdict.INCONCLUSIVE, Reason.EXTERNAL_CAUSE, seen, match)
     if seen is None:

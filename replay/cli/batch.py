@@ -12,9 +12,9 @@ from replay.cli import batch_files, batch_view
 from replay.cli.batch_view import Entry
 from replay.cli.console import command, note, print_json, stdout
 from replay.cli.failures import EXIT_INTERRUPTED, explain
-from replay.cli.params import as_seconds
-from replay.cli.progress import progress
-from replay.cli.run import SETTINGS_HELP, STAGES, run
+from replay.cli.params import as_seconds, make_absolute
+from replay.cli.progress import STOPPED, progress
+from replay.cli.run import ONLY_FOR, SETTINGS_HELP, STAGES, choice, run
 from replay.errors import UsageError
 from replay.isolate.batch import run_batch
 from replay.isolate.result import Result
@@ -26,11 +26,12 @@ from replay.verdict import Verdict
 BATCH_STAGES = STAGES | {"batch": "replaying (tokens and steps)"}
 
 # What makes sense for one dump only; the budget is asked for anew, since it is that of each dump.
-NOT_SHARED = frozenset({"dump", "repeat", "bisect", "timeout"})
+NOT_SHARED = frozenset({"dump", "repeat", "bisect", "timeout", "target"}).union(*ONLY_FOR.values())
 
 
 @command(epilog=SETTINGS_HELP, params=[param for param in run.params if param.name not in NOT_SHARED])
 @click.argument("paths", metavar="PATH...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@choice("target", "Run the model, or only scheduler and block pool (no weights, no torch).")
 @click.option("--recursive", is_flag=True, help="Dumps in folders below PATH, too.")
 @click.option(
     "--out",
@@ -87,6 +88,7 @@ def batch(
       pplx-replay batch fixed/ --set kv.num_blocks=96 --expect not-reproduced
     """
     shared = {**options, "set": parse_assignments(settings)}
+    make_absolute(shared, "model", "signature")
     options_of({**shared, "timeout_s": timeout})
     expected = Verdict(expect) if expect else None
     places = batch_files.places(paths, recursive=recursive, out=out)
@@ -108,6 +110,10 @@ def batch(
         def on_event(event: dict[str, Any]) -> None:
             if event["event"] == "progress":
                 update(BATCH_STAGES.get(event["stage"], event["stage"]), event["done"], event["total"])
+            elif event["event"] == "alone":
+                update(STOPPED)
+                several = "dumps go on one by one, in a process each" if event["dumps"] > 1 else "dump goes on alone"
+                note(f"{event['dumps']} {several}: {event['why']}")
 
         try:
             run_batch(

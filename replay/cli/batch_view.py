@@ -183,8 +183,18 @@ def show(console: Console, entries: Sequence[Entry]) -> None:
             console.print(Text(f"- {printable(entry.name, 300)}: {entry.error.message}"))
             if entry.error.remedy:
                 console.print(Text(f"  {entry.error.remedy}", style="dim"))
+    for why, alone in _alone(entries).items():
+        few = ", ".join(alone[:NAMES_SHOWN]) + (f" and {len(alone) - NAMES_SHOWN} more" * (len(alone) > NAMES_SHOWN))
+        console.print(Text(f"- replayed alone: {few}: {printable(why, 500)}"))
+
+
+def _alone(entries: Sequence[Entry]) -> dict[str, list[str]]:
+    """Names of the dumps that had a worker of their own, by the reason: a worker that dies leaves many of them."""
+    found: dict[str, list[str]] = {}
+    for entry in entries:
         if entry.alone:
-            console.print(Text(f"- {printable(entry.name, 300)} was replayed alone: {printable(entry.alone, 500)}"))
+            found.setdefault(entry.alone, []).append(printable(entry.name, 300))
+    return found
 
 
 def _divergence(found: tuple[str, Mapping[str, Any]] | None) -> str:

@@ -1,4 +1,4 @@
-"""Progress on stderr: a bar on a terminal, one plain line per stage otherwise."""
+"""Progress on stderr: a bar on a terminal; otherwise plain lines, at the ends of a stage and now and then within."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class Progress(Protocol):
 
 
 STOPPED = ""
+LINE_EVERY_S = 5.0
 
 
 @contextmanager
 def progress(*, in_bytes: bool = False) -> Iterator[Progress]:
     """Show the progress of the work inside. ``in_bytes`` shows counts as sizes."""
     console = stderr()
-    shown: Iterator[Progress] = _bars(in_bytes=in_bytes) if console.is_terminal else _lines()
-    yield from shown
+    yield from _bars(in_bytes=in_bytes) if console.is_terminal else _lines(in_bytes=in_bytes)
 
 
 def _bars(*, in_bytes: bool) -> Iterator[Progress]:
@@ -71,18 +71,23 @@ def _complete(bars: RichProgress, current: tuple[str, TaskID] | None) -> None:
     bars.update(current[1], total=total, completed=total)
 
 
-def _lines() -> Iterator[Progress]:
+def _lines(*, in_bytes: bool) -> Iterator[Progress]:
     current: tuple[str, float] | None = None
+    said = 0.0
 
     def update(stage: str, done: int = 0, total: int | None = None) -> None:
-        nonlocal current
+        nonlocal current, said
         if stage == STOPPED:
             current = None
             return
+        now = time.monotonic()
         if current is None or current[0] != stage:
             end()
             note(f"{stage} ...")
-            current = stage, time.monotonic()
+            current, said = (stage, now), now
+        elif now - said >= LINE_EVERY_S:
+            note(f"{stage}: {_count(done, total, in_bytes=in_bytes)}")
+            said = now
 
     def end() -> None:
         if current is not None:
@@ -90,3 +95,8 @@ def _lines() -> Iterator[Progress]:
 
     yield update
     end()
+
+
+def _count(done: int, total: int | None, *, in_bytes: bool) -> str:
+    numbers = [done] if total is None else [done, total]
+    return " of ".join(f"{number / 1e6:,.1f} MB" if in_bytes else f"{number:,}" for number in numbers)

@@ -9,8 +9,11 @@ from rich.console import Console
 from rich.text import Text
 
 from dumps.text import printable
+from replay.cli.endpoint_view import endpoint_meaning, endpoint_rows
+from replay.cli.world_view import lived_on, world_rows, world_time
 
 NAME_WIDTH = 21
+MAX_LINES = 40  # of one finding
 
 # What a replay is built from. Weaker grades of anything else are in the JSON report only.
 RESTS_ON = (
@@ -54,6 +57,16 @@ REASONS = {
     "external-cause": "the failure came from outside of the engine",
     "ran-alone": "alone, a request cannot show what it lacked because of others",
     "record-ends": "under these settings answers outlive the record, and only a guess of their length fails",
+    "program-absent": "the dump holds no recorded program",
+    "program-unsupported": "the program did something that no replay can follow",
+    "nothing-asked": "the program asked for nothing of what was recorded: is it the right entry?",
+    "program-without-text": "the program was recorded without what it was told, so it cannot be told it again",
+    "not-visible-from-outside": "a failure of this kind cannot be seen from outside of the server",
+    "endpoint-unreachable": "the endpoint cannot be reached",
+    "endpoint-without-model": "the endpoint has no model of that name",
+    "endpoint-refused": "the endpoint refuses the recorded requests",
+    "endpoint-silent": "the endpoint sent nothing that could be compared",
+    "endpoint-uncounted": "no try came to its end",
     "same-kind-elsewhere": "the same kind of failure, in another place",
     "rounding-noise": "rounding on this platform explains the difference",
 }
@@ -72,7 +85,8 @@ def show(console: Console, report: Mapping[str, Any]) -> None:
     for name, value in _rows(report):
         console.print(Text(f"{name:<{NAME_WIDTH}}", style="dim").append(printable(value, 2000), style="not dim"))
     for item in report["findings"]:
-        console.print(Text("- " + printable(str(item["message"]), 2000)))
+        first, *more = [printable(line, 2000) for line in str(item["message"]).splitlines()[:MAX_LINES]] or [""]
+        console.print(Text("\n  ".join([f"- {first}", *more])))
         if item.get("remedy"):
             console.print(Text("  " + printable(str(item["remedy"]), 500), style="dim"))
 
@@ -80,12 +94,16 @@ def show(console: Console, report: Mapping[str, Any]) -> None:
 def _meaning(report: Mapping[str, Any]) -> str:
     reason = REASONS.get(report["reason_code"], report["reason_code"])
     expected, seen = report["expected_signature"], report["signature"]
+    if "endpoint" in report and (meaning := endpoint_meaning(report)):
+        return meaning
     if report["verdict"] == "reproduced" and expected["location"]["request_id"] != seen["location"]["request_id"]:
         return "a failure with the same identity came back, in another request"
     if report["verdict"] == "reproduced" and expected["location"] != seen["location"]:
         return "a failure with the same identity came back, at another place"
     if report["verdict"] == "different-failure" and expected is None:
         return "the dump records no failure, and its replay shows one"
+    if report["verdict"] == "not-reproduced" and lived_on(report):
+        return "the program lived past the end of the record without this failure"
     return str(reason or MEANINGS.get(report["verdict"], ""))
 
 
@@ -103,12 +121,12 @@ def _weak(report: Mapping[str, Any]) -> Iterator[str]:
 def _rows(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "dump", f"{report['dump']['id']} (sha256 {report['dump']['sha256'][:12]})"
     if report["expected_signature"]:
-        yield "expected", _signature(report["expected_signature"])
+        yield "expected", _signature(report["expected_signature"], step=_step_word(report))
     if report["signature"]:
-        yield "seen", _signature(report["signature"])
+        yield "seen", _signature(report["signature"], step=_step_word(report))
     wrong = [name for name, holds in report["match"].items() if not holds]
     if wrong:
-        yield "differs in", ", ".join(wrong)
+        yield "differs in", _renamed(report) if wrong == ["identity.frame"] else ", ".join(wrong)
     if report["divergence"]:
         yield "diverged at", _divergence(report["divergence"])
     place = (report["failure"] or {}).get("non_finite")
@@ -121,8 +139,19 @@ def _rows(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "seq_len_exceeded_at", f"{kv['seq_len_exceeded_at']} tokens"
     for name, value in report["settings"].items():
         yield "changed", f"{name} = {value}"
+    if answers := report["answers"]:
+        yield "answers", _answers(answers)
     for quirk in report["quirks"]:
         yield "quirk when recorded", " ".join(filter(None, (quirk["name"], quirk["detail"], f"({quirk['note']})")))
+    if "endpoint" in report:
+        yield from endpoint_rows(report)
+        yield "time", _time(report["timings"])
+        return
+    if "world" in report:
+        yield from world_rows(report)
+        yield from _repeated(report)
+        yield "time", world_time(report["timings"])
+        return
     yield "replayed", _effort(report)
     if report["perplexity"] is not None:
         yield "perplexity", f"{report['perplexity']:.4g} of the recorded answers, under this model"
@@ -133,22 +162,46 @@ def _rows(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if (report["settings"] or report["scope"] == "request") and report["expected_signature"]:
         name = report["expected_signature"]["location"]["request_id"]
         yield from (("failing request", _now(r)) for r in report["requests"] if r["id"] == name)
+    yield from _repeated(report)
+    yield "time", _time(report["timings"])
+
+
+def _time(timings: Mapping[str, float]) -> str:
+    parts = [f"{name.removesuffix('_s').replace('_', '-')} {timings[name]:.2f} s" for name in timings if timings[name]]
+    return ", ".join(parts)
+
+
+def _repeated(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if report["repeat"]["n"] > 1:
         yield "repeat", f"reproduced {report['repeat']['reproduced']} of {report['repeat']['n']}"
-    timings = report["timings"]
-    parts = [f"{name.removesuffix('_s').replace('_', '-')} {timings[name]:.2f} s" for name in timings if timings[name]]
-    yield "time", ", ".join(parts)
 
 
-def _signature(signature: Mapping[str, Any]) -> str:
+def _step_word(report: Mapping[str, Any]) -> str:
+    """A program has no steps: it makes calls to the world outside."""
+    return "call" if "world" in report else "step"
+
+
+def _renamed(report: Mapping[str, Any]) -> str:
+    """The words for a failure that differs in its frame alone."""
+    expected, seen = report["expected_signature"]["identity"], report["signature"]["identity"]
+    there, here = seen.get("frame") or "no known place", expected["frame"]
+    if seen["kind"] != "exception":
+        return f"identity.frame: in {there} instead of {here}"
+    return f"same exception and message, raised in {there} instead of {here}: renamed?"
+
+
+def _signature(signature: Mapping[str, Any], *, step: str) -> str:
     identity, location = signature["identity"], signature["location"]
     words = [identity["kind"]]
     if identity["invariant"]:
         words.append(f"({identity['invariant']})")
     if identity["exception_type"]:
         words.append(identity["exception_type"].rsplit(".", 1)[-1])
+    frame = identity.get("frame")
+    if frame:
+        words.append(f"in {frame}")
     places = [
-        f"{name.removesuffix('_id')} {location[name]}"
+        f"{step if name == 'step' else name.removesuffix('_id')} {location[name]}"
         for name in ("request_id", "step", "position")
         if location.get(name) is not None
     ]
@@ -156,6 +209,8 @@ def _signature(signature: Mapping[str, Any]) -> str:
 
 
 def _divergence(d: Mapping[str, Any]) -> str:
+    if d["kind"] == "request":
+        return f"call {d['step']}, task {d['request_id']}: the program asked for what nobody recorded: {d['replayed']}"
     where = [f"request {d['request_id']}"]
     if d["output_index"] is not None:
         where.append(f"output token {d['output_index']} (position {d['position']})")
@@ -192,7 +247,7 @@ def _effort(report: Mapping[str, Any]) -> str:
     how = "run freely" if report["mode"] == "strict" else "run on the recorded tokens"
     steps = f"{compared['window_steps']} step{'s' * (compared['window_steps'] != 1)}"
     text += f", {steps} {how}; {compared['tokens']} answer tokens compared"
-    if report["settings"] and not compared["tokens"]:
+    if report["settings"] and not compared["tokens"] and not report["answers"]:
         text += f" (under {', '.join(report['settings'])} they may be others)"
     if compared["digests"]:
         text += f", {compared['digests']} logits rows bit by bit"
@@ -201,6 +256,19 @@ def _effort(report: Mapping[str, Any]) -> str:
     if compared["not_compared"]:
         text += f", {compared['not_compared']} fed without comparison"
     return text
+
+
+def _answers(answers: Mapping[str, Any]) -> str:
+    """Whether the changed run gave the same answers."""
+    first = answers["first_difference"]
+    if first is None:
+        return f"all {answers['compared']} as recorded, as far as both runs went"
+    step = "" if first["step"] is None else f" (step {first['step']})"
+    return (
+        f"{answers['as_recorded']} of {answers['compared']} as recorded; the first to differ is request "
+        f"{first['request_id']}, output token {first['output_index']}{step}: recorded {first['recorded']}, "
+        f"replayed {first['replayed']}"
+    )
 
 
 def _decisions(decisions: Mapping[str, Any]) -> str:

@@ -47,6 +47,12 @@ from replay.server.replays import Settings
     help="Most time to load for it.",
 )
 @click.option("--workers", type=click.IntRange(1, 64), default=1, show_default=True, help="Replays at once.")
+@click.option(
+    "--warm/--no-warm",
+    default=True,
+    show_default=True,
+    help="Keep a replay's process and model for the next one, or start anew.",
+)
 @click.option("--queue", type=click.IntRange(0, 1000), default=8, show_default=True, help="Replays that may wait.")
 @click.option(
     "--max-upload",
@@ -72,6 +78,7 @@ def serve(
     timeout: float,
     load_timeout: float,
     workers: int,
+    warm: bool,
     queue: int,
     max_upload: int,
     memory: int | None,
@@ -106,7 +113,12 @@ def serve(
     secret = read_token(token_file) if token_file else checked_token(token) if token is not None else new_token()
     _log_to_stderr()
     settings = Settings(
-        timeout_s=timeout, load_timeout_s=load_timeout, workers=workers, queue=queue, memory_limit=memory
+        timeout_s=timeout,
+        load_timeout_s=load_timeout,
+        workers=workers,
+        warm=warm,
+        queue=queue,
+        memory_limit=memory,
     )
     hosts = (*allow_host, host) if allow_remote and not is_unspecified(host) else allow_host
     config = ServerConfig(

@@ -11,9 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from dumps.errors import DumpError
-from dumps.ledger import grade_name, weak_entries
+from dumps.ledger import grade_name, weak_entries, weakest
 from dumps.record.image import is_ring, read_ring
-from dumps.record.recover import RecoveredBefore, WriterAlive, recover_image
+from dumps.record.recover import Recovered, RecoveredBefore, WriterAlive, recover_image
 from dumps.schema import state_pb2 as pb
 from dumps.schema.publish import published
 from dumps.schema.reader import open_dump
@@ -27,6 +27,7 @@ REPLAYABLE = {
     "tokens": "token ids: every target can replay it",
     "full": "token ids and prompts: every target can replay it",
 }
+MOST_DUMPS = 200
 TARGETS = {"shape": ["schedule"], "tokens": ["inference", "schedule"], "full": ["inference", "schedule"]}
 
 
@@ -72,7 +73,39 @@ def _recover_file(path: Path, out: Path | None, *, force: bool) -> dict[str, Any
         return _recover_dump(path, out)
     image = read_ring(path)
     recovered = recover_image(image, out or path.parent, force=force)
-    return _facts(path, recovered.path, recovered.state) | {"source_kind": "ring"}
+    before = _written_before(path.parent, recovered)
+    return _facts(path, recovered.path, recovered.state) | {"source_kind": "ring", "written_before": before}
+
+
+def _written_before(folder: Path, recovered: Recovered) -> list[str]:
+    """Dumps beside the ring in which its process had written down the same failure. They hold stacks, and may hold KV
+    contents."""
+    state = recovered.state
+    if not state.failures:
+        return []
+    last, found = state.failures[-1], []
+    for path in sorted(folder.glob("*.pplx"), key=lambda path: -_modified(path))[:MOST_DUMPS]:
+        if path.resolve() == recovered.path.resolve():
+            continue
+        try:
+            with open_dump(path) as dump:
+                other = dump.state
+                same = other.manifest.pid == state.manifest.pid and any(
+                    (one.kind, one.time_ns, one.step) == (last.kind, last.time_ns, last.step) for one in other.failures
+                )
+                # Another dump that was recovered has no more to tell than this one.
+                if same and weakest(other, "threads").grade == pb.OBSERVED:
+                    found.append(str(path))
+        except DumpError:
+            continue
+    return found
+
+
+def _modified(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0
 
 
 def _recover_dump(path: Path, out: Path | None) -> dict[str, Any]:
@@ -117,7 +150,8 @@ def _try_ring(path: Path, out: Path, *, force: bool) -> dict[str, Any]:
         return row | {"outcome": "skipped", "message": str(error)}
     except DumpError as error:
         return row | {"outcome": "failed", "message": str(error)}
-    return row | _facts(path, recovered.path, recovered.state)
+    before = _written_before(path.parent, recovered)
+    return row | _facts(path, recovered.path, recovered.state) | {"written_before": before}
 
 
 def _facts(source: Path, written: Path, state: pb.RuntimeState) -> dict[str, Any]:
@@ -160,6 +194,8 @@ def _print(facts: dict[str, Any]) -> None:
     if failure := facts["failure"]:
         name = " ".join(word for word in (failure["kind"], failure["invariant"]) if word)
         console.print(f"failure    {printable(name)}: {printable(failure['message'])}")
+    for path in facts.get("written_before", ()):
+        console.print(f"written    the server had written a dump of this failure: {printable(path, 1000)}")
     level = facts["record_level"]
     if facts["failing_step_lost"]:
         console.print("lost       the step in which it failed: no replay of this dump can judge the failure")

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 from rich.text import Text
 
+from dumps.schema import state_pb2 as pb
 from dumps.schema.reader import Dump, open_dump
 from dumps.text import printable
 from dumps.validate import MAX_FINDINGS, Finding, validate
@@ -53,13 +54,20 @@ def _document(opened: Dump, findings: list[Finding], errors: int) -> dict[str, o
     }
 
 
+def _looked_at(state: pb.RuntimeState) -> str:
+    if state.HasField("program"):
+        calls = f"{len(state.exchanges)} exchanges, {len(state.tool_calls)} tool calls"
+        return f"{calls}, {len(state.syscalls)} file operations"
+    return f"{len(state.requests)} requests, {len(state.steps)} steps, {state.kv.num_blocks} KV blocks"
+
+
 def _print(opened: Dump, findings: list[Finding], errors: int) -> None:
     console = stdout()
     state = opened.state
     parts = f"its {len(opened.sections)} section parts decode" if opened.sections else "it has no sections"
     checked = f"{len(opened.seals)} seals hold all {opened.size:,} bytes; {parts}."
     console.print(Text.assemble(("intact  ", "bold green"), checked))
-    looked_at = f"{len(state.requests)} requests, {len(state.steps)} steps, {state.kv.num_blocks} KV blocks"
+    looked_at = _looked_at(state)
     if not findings:
         console.print(Text.assemble(("valid   ", "bold green"), f"no contradiction in {looked_at}."))
         return

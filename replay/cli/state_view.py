@@ -11,16 +11,18 @@ from rich.table import Table
 from rich.text import Text
 
 from dumps.failure_text import describe_failure
-from dumps.ledger import grade_name
+from dumps.ledger import grade_name, weakest
 from dumps.schema import state_pb2 as pb
 from dumps.schema.reader import Dump
 from dumps.tensors import LE32_BYTES
 from dumps.text import printable
+from replay.cli.program_view import PROGRAM_PARTS
 from replay.cli.trace_view import describe_trace
 
 MOST_REQUESTS = 20
 MOST_STEPS = 8
 MOST_LINES = 12
+MOST_TASKS = 12
 
 
 def show(dump: Dump) -> Iterator[RenderableType]:
@@ -61,7 +63,10 @@ def _title(dump: Dump) -> Text:
 def _failures(dump: Dump) -> RenderableType:
     failures = dump.state.failures
     if not failures:
-        return Text("no failure is recorded; this dump was made on demand or at the end of its process")
+        text = Text("no failure is recorded; this dump was made on demand or at the end of its process")
+        for entry in (entry for entry in dump.state.ledger if entry.path == "failures" and entry.note):
+            text.append(f"\n{printable(entry.note, 400)}")
+        return text
     text = Text(describe_failure(dump.state, failures[-1]), style="bold")
     if len(failures) > 1:
         text.append(f"\nbefore it, {len(failures) - 1} more:", "default")
@@ -121,8 +126,21 @@ def _model(dump: Dump) -> RenderableType | None:
         ]
     if state.HasField("engine"):
         pairs += [("engine", f"{engine.engine or '?'}, kernels {engine.kernels or '?'}"), ("KV pool", pool)]
-        pairs += [("limits", limits)]
+        pairs += [("limits", limits), ("switched on", ", ".join(_switches(state)))]
     return _pairs(pairs)
+
+
+def _switches(state: pb.RuntimeState) -> Iterator[str]:
+    """What is off unless somebody asked for it. The defects among it are in the dump's notes, too."""
+    engine = state.engine
+    if engine.prefix_cache:
+        yield "prefix cache"
+    if engine.checks:
+        yield "checks"
+    if engine.kv_quant_bits:
+        yield f"KV cache of {engine.kv_quant_bits}-bit integers"
+    for quirk in state.quirks[:MOST_LINES]:
+        yield f"quirk {quirk.name}"
 
 
 def _requests(dump: Dump) -> RenderableType | None:
@@ -186,7 +204,8 @@ def _kv(dump: Dump) -> RenderableType | None:
     if not state.HasField("kv"):
         return None
     kv = state.kv
-    free = len(kv.free_blocks) // LE32_BYTES
+    unknown = weakest(state, "kv.free_blocks").grade == pb.ABSENT
+    free = "the free ones not known" if unknown else f"{len(kv.free_blocks) // LE32_BYTES} free"
     share = f" ({kv.used_bytes / kv.max_bytes:.1%})" if kv.max_bytes else ""
     holders = sorted(kv.tables, key=lambda table: -len(table.blocks))
     held = [
@@ -195,7 +214,7 @@ def _kv(dump: Dump) -> RenderableType | None:
     more = f"; and {len(held) - MOST_LINES} more" if len(held) > MOST_LINES else ""
     return _pairs(
         [
-            ("blocks", f"{kv.num_blocks} of {kv.block_size} tokens, {free} free"),
+            ("blocks", f"{kv.num_blocks} of {kv.block_size} tokens, {free}"),
             ("quantised to", f"{kv.quant_bits} bits" if kv.quant_bits else ""),
             ("kv_cache_used_bytes", f"{kv.used_bytes:,}{share}"),
             ("max_kv_cache_bytes", f"{kv.max_bytes:,}"),
@@ -216,12 +235,19 @@ def _stacks(dump: Dump) -> RenderableType | None:
     for exception in dump.state.exceptions[-3:]:
         lines.append(f"{printable(exception.type, 80)}: {printable(exception.message)}")
         lines += [_frame(frame) for frame in exception.frames[:5]]
-    for thread in (one for one in dump.state.threads if one.current):
+    threads = dump.state.threads
+    # What a program was doing is in its tasks; the stack of its thread shows an event loop that waits.
+    tasks = [one for one in threads if one.kind == "asyncio-task" and not one.current]
+    shown = tasks[:MOST_TASKS] if dump.state.HasField("program") else []
+    for task in shown:
+        lines.append(f"task {printable(task.name, 60)}:")
+        lines += [_frame(frame) for frame in ([one for one in task.frames if one.in_app] or task.frames)[:5]]
+    for thread in (one for one in threads if one.current):
         lines.append(f"thread {printable(thread.name, 60)}, in which it showed:")
         lines += [_frame(frame) for frame in thread.frames[:5]]
-    others = sum(not one.current for one in dump.state.threads)
+    others = sum(not one.current for one in threads) - len(shown)
     if others:
-        lines.append(f"{others} more stacks: --field threads")
+        lines.append(f"{others} more stack{'s' * (others != 1)}: --field threads")
     return Text("\n".join(lines)) if lines else None
 
 
@@ -260,6 +286,7 @@ def _notes(dump: Dump) -> RenderableType | None:
 _PARTS: tuple[tuple[str, Callable[[Dump], RenderableType | None]], ...] = (
     ("What failed", _failures),
     ("Stacks", _stacks),
+    *((heading, lambda dump, part=part: part(dump.state)) for heading, part in PROGRAM_PARTS),
     ("Where it comes from", _origin),
     ("Model and engine", _model),
     ("Requests", _requests),

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 
+from replay.engine.failure import Blame, blame
 from replay.engine.prefix_cache import PrefixCache
 
 Watch = Callable[[str, int], None]
@@ -77,10 +78,15 @@ class BlockPool:
             self.watch("evict", block)
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Drop one reference to each block of a table, last block first; those without references become free."""
+        """Drop one reference to each block of a table, last block first; those without references become free.
+
+        Raises `ValueError` at a block that has none to drop, and blames it.
+        """
         for block in reversed(blocks):
             if self.ref_counts[block] <= 0:
-                raise ValueError(f"block {block} is released more often than it was taken")
+                error = ValueError(f"block {block} is released more often than it was taken")
+                blame(error, Blame(block=block))
+                raise error
             self.ref_counts[block] -= 1
             if self.ref_counts[block] == 0:
                 self.free[block] = None

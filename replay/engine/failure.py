@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 
 
@@ -59,7 +59,8 @@ class Failure:
     """One failure. ``invariant`` says in one term what was violated; the rest is evidence.
 
     ``position`` is that of the token which could not be computed, or for non-finite logits not be drawn.
-    ``seq_len_exceeded_at`` is the number of tokens the sequence had when it could not grow any more.
+    ``seq_len_exceeded_at`` is the number of tokens the sequence had when it could not grow any more. ``frame`` is the
+    innermost in-app frame of a program's exception, "agent/loop.py:Agent.run".
     """
 
     kind: FailureKind
@@ -74,21 +75,28 @@ class Failure:
     seq_len_exceeded_at: int | None = None
     non_finite: NonFinitePlace | None = None
     read: SlotRead | None = None
+    frame: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blame:
-    """Which request an exception is about, where it knows one: the evidence that its type and message leave out."""
+    """What an exception is about, as far as it is known: the evidence that its type and message leave out.
 
-    request_id: str
+    ``block`` is the physical block that a pool was asked to do the impossible with.
+    """
+
+    request_id: str | None = None
     position: int | None = None
     non_finite: NonFinitePlace | None = None
+    block: int | None = None
 
 
 def blame(error: Exception, evidence: Blame) -> None:
-    """Keep evidence with an exception that is raised on, unless it has some."""
-    if not hasattr(error, _BLAME):
-        setattr(error, _BLAME, evidence)
+    """Keep evidence with an exception that is raised on. What it has already stays: it was nearer to the cause."""
+    if (known := blamed(error)) is not None:
+        nearer = {field.name: getattr(known, field.name) for field in fields(Blame)}
+        evidence = replace(evidence, **{name: value for name, value in nearer.items() if value is not None})
+    setattr(error, _BLAME, evidence)
 
 
 def blamed(error: Exception) -> Blame | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 EVENTS = ("allocate", "share", "free", "evict")
 """Handed out; shared with a further request; given back by its last holder; forgotten by the prefix cache."""
@@ -13,8 +13,7 @@ MAX_EVENTS = 65_536
 """Events that are kept: about 10 MB. A pool of 512 blocks fills that in a hundred turns of all its blocks."""
 
 
-@dataclass(frozen=True, slots=True)
-class BlockEvent:
+class BlockEvent(NamedTuple):
     """``request`` is the id of the one that took or gave the block; None where no request did."""
 
     step: int

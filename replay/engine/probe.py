@@ -8,7 +8,7 @@ hundreds.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch.nn import functional
@@ -29,9 +29,20 @@ WIDE = 16384
 MULTIPLES = (2, 3, 4, 5, 6, 7, 8, 16, 25, 64, 128)
 """Call sizes that are compared with calls of one tile, in tiles."""
 
+UNBROKEN = 8
+"""Up to here every multiple is among them."""
+
 TILES = {"cpu": (4, 16), "cuda": (64, 128)}
 """Row tiles that are tried on each kind of device, cheapest first. On a CPU one row is never invariant, two not with
 MKL. A GPU waits for weights with so few rows, and its sums over a row are cut by the number of rows below 16."""
+
+OWN_TILE = 64
+"""Rows to which a layer pads its own input where no tile allows long calls. With AMX, in bfloat16, calls of up to 32
+rows sum in one order and longer ones mostly in another: there 64 rows cost half as much again as 16, and 512 a half to
+a third of what they cost in calls of 16."""
+
+LONG = 128
+"""Rows of a call with which a kernel is near its full rate."""
 
 CUDA_TILES = 8
 """Tiles of a call, at most, on CUDA. Fewer than on a CPU, so that every size of call is probed: there a kernel is
@@ -53,42 +64,49 @@ def random_rows(rows: int, features: int, dtype: torch.dtype, device: torch.devi
     return torch.randn((rows, features), generator=generator).to(device, dtype)
 
 
-def rows_agree(function: LinearFunction, rows: torch.Tensor, *, tile: int, most: int) -> bool:
-    """Whether each row's bits are the same in every call size that is a multiple of `tile` up to `most`.
+def agreeing_rows(function: LinearFunction, rows: torch.Tensor, *, tile: int, most: int) -> int:
+    """The row count up to which calls of every multiple of `tile` give each row the same bits: at most ``most``.
 
+    Where a call differs, it is a count up to which every multiple was tried: what differs once may differ in between.
     The comparison is with calls of exactly `tile` rows. The last call of each size ends at the last row, so positions
     vary as well.
     """
     count = rows.shape[0]
     expected = torch.cat([function(part) for part in rows.split(tile)])
+    agreed = tile
     for multiple in MULTIPLES:
         size = multiple * tile
         if size > min(count, most):
             break
         starts = [*range(0, count - size, size), count - size]
         if any(not _same(function(rows[s : s + size]), expected[s : s + size]) for s in starts):
-            return False
-    return True
+            return min(agreed, UNBROKEN * tile)
+        agreed = size
+    return most
 
 
 def require_rows_agree(what: str, function: LinearFunction, rows: torch.Tensor, *, tile: int) -> None:
-    """Raise `NoExactKernel` unless `rows_agree` in calls of any size. ``what`` names the function."""
-    if not rows_agree(function, rows, tile=tile, most=rows.shape[0]):
+    """Raise `NoExactKernel` unless a row has the same bits in calls of any size. ``what`` names the function."""
+    if agreeing_rows(function, rows, tile=tile, most=rows.shape[0]) < rows.shape[0]:
         raise NoExactKernel(f"{what} gives a row other bits in calls of other sizes")
 
 
 def choose_tile(layers: Sequence[tuple[torch.Tensor, torch.Tensor | None]]) -> tuple[int, list[LinearForm]]:
     """The row tile for a model, and a form for each of its distinct layers, given as (weight, bias).
 
-    Takes the smallest tile for which every layer passes in whole calls; else the largest, with strict calls of exactly
-    that many rows for the layers that fail.
+    Takes the smallest tile for which every layer passes in calls of any length; else the largest, where the layers that
+    fail get short calls, or a larger tile of their own.
     """
-    forms: list[LinearForm] = []
     tiles = TILES[layers[0][0].device.type]
+    forms: list[LinearForm] = []
     for tile in tiles:
         forms = [choose_form(weight, bias, tile=tile) for weight, bias in layers]
-        if not any(form.rows for form in forms):
+        if not any(form.limited for form in forms):
             return tile, forms
+    for index, (weight, bias) in enumerate(layers):
+        if forms[index].limited and forms[index].most < LONG:
+            own = replace(choose_form(weight, bias, tile=OWN_TILE), limited=True)
+            forms[index] = max(forms[index], own, key=lambda form: form.most)
     return tiles[-1], forms
 
 
@@ -121,12 +139,15 @@ def choose(
         error = (function(few).float() - expected).abs().max()
         if error <= tolerance * expected.abs().max().clamp(min=1e-6):
             right.append((name, function))
-    for name, function in right:
-        if rows_agree(function, rows, tile=tile, most=count):
-            return LinearForm(kernel=name, most=count)
     if not right:
         raise NoExactKernel(f"no linear kernel computes a layer of shape {tuple(weight.shape)} and {weight.dtype}")
-    return LinearForm(kernel=right[0][0], rows=tile, most=count)
+    limited: list[LinearForm] = []
+    for name, function in right:
+        agreed = agreeing_rows(function, rows, tile=tile, most=count)
+        if agreed == count:
+            return LinearForm(kernel=name, tile=tile, most=count)
+        limited.append(LinearForm(kernel=name, tile=tile, most=agreed, limited=True))
+    return max(limited, key=lambda form: form.most)  # of equals the cheaper one
 
 
 @dataclass(frozen=True, slots=True)

@@ -213,6 +213,6 @@ def defects_of(quirks: Iterable[Quirk]) -> Defects:
 
 
 def nearest(name: str, names: Sequence[str]) -> str:
-    """A remedy that names those of `names` which look most like `name`, all of them when none does."""
-    close = difflib.get_close_matches(name, names, n=3, cutoff=0.4) or names
-    return f"Did you mean: {', '.join(close)}?"
+    """A remedy that names those of `names` which look most like `name`; where none does, what there is."""
+    close = difflib.get_close_matches(name, names, n=3, cutoff=0.4)
+    return f"Did you mean: {', '.join(close)}?" if close else f"There are: {', '.join(names)}."

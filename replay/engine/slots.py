@@ -7,7 +7,7 @@ included.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -148,9 +148,11 @@ class SlotLedger:
         number = int(self._writer[slot])
         return self._names[number] if number >= 0 else None
 
-    def clear(self, block: int) -> None:
-        """Nobody may read this block's slots until they are written again."""
-        self.digest[block * self.block_size : (block + 1) * self.block_size] = EMPTY
+    def clear(self, blocks: Collection[int]) -> None:
+        """Nobody may read these blocks' slots until they are written again."""
+        by_block = self.digest.reshape(-1, self.block_size)
+        for block in blocks:
+            by_block[block] = EMPTY
 
     def trust(self, block: int) -> None:
         """Anybody may read this block's slots: what they hold is not known."""

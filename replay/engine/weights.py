@@ -27,6 +27,7 @@ from replay.engine.loaded import Kernels, LoadedModel
 from replay.engine.probe import AttentionShape, choose_attention
 from replay.engine.probe_attention import quicker_attention
 from replay.engine.self_check import require_it_runs, require_same_as_transformers
+from replay.engine.vector_math import set_up_vector_math
 from replay.errors import ModelUnavailable, UnsupportedModel
 
 __all__ = ["TESTED", "Kernels", "LoadedModel", "check_weight_files", "eos_token_ids", "load_model"]
@@ -54,6 +55,7 @@ def load_model(folder: Path, *, dtype: str, kernels: Kernels = "exact", device: 
     config = _read_json(folder / "config.json")
     support = check_supported(config, stock=kernels == "stock")
     check_weight_files(folder)
+    set_up_vector_math()
     settings = prepare(device) if kernels == "exact" else Settings()  # before anything else touches the device
     whole = _load(folder, support.architecture, DTYPES[dtype], EXACT if kernels == "exact" else STOCK).to(device)
     facts = whole.config

@@ -40,9 +40,11 @@ def run_batch(
     """Replay ``dumps`` (paths) with the ``options`` of `run_job` and the budget ``timeout_s`` for each of them.
 
     ``on_result`` gets each dump's place in the list, its result, and why it was replayed alone or "". Results come as
-    they are ready. A worker that goes ``grace_s`` over the budget is killed: for a batch that is when no dump has ended
-    in the time that all that run at once may take, loading included. Ctrl-C ends the worker and raises
-    KeyboardInterrupt.
+    they are ready. ``on_event`` gets the events of all workers, and before dumps are replayed one by one an event
+    "alone" with their number as ``dumps``, and ``why``.
+
+    A worker that goes ``grace_s`` over the budget is killed: for a batch that is when no dump has ended in the time
+    that all that run at once may take, loading included. Ctrl-C ends the worker and raises KeyboardInterrupt.
     """
     left = list(range(len(dumps)))
     while left:
@@ -60,6 +62,8 @@ def run_batch(
         left = [index for index in left if index not in batch.done]
         # Without a sign of which dump is to blame, none may be tried together with others again.
         alone = [index for index in left if index in batch.begun or not batch.begun]
+        if alone and on_event is not None:
+            on_event({"event": "alone", "dumps": len(alone), "why": batch.doubts.get(alone[0], why)})
         for index in alone:
             result = run(
                 {**options, "timeout_s": timeout_s, "dump": dumps[index]},

@@ -20,7 +20,7 @@ ALLOWED = "the GPU driver may bind and listen on Unix sockets, but not accept; n
 
 def may_use_gpu(job: Mapping[str, Any], nodes: tuple[str, ...] = DEVICE_NODES) -> bool:
     """Whether a replay's job asks for CUDA, or leaves the device open on a machine that has one of ``nodes``."""
-    if not ("dump" in job or "dumps" in job) or job.get("target") == "schedule":
+    if not ("dump" in job or "dumps" in job) or job.get("target", "inference") != "inference":
         return False
     device = job.get("device", "auto")
     return device == "cuda" or (device == "auto" and any(Path(node).exists() for node in nodes))

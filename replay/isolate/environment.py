@@ -22,6 +22,14 @@ _KEPT = frozenset(
 _KEPT_PREFIXES = ("LC_", "PPLX_", "CUDA_", "NVIDIA_", "CUBLAS_")
 _SECRET_WORDS = ("TOKEN", "SECRET", "PASSWORD", "CREDENTIAL", "KEY")
 
+# What decides how a process starts, which code it loads, and under which guard. Beside these, a variable is the
+# program's own affair.
+_STARTUP = frozenset({"BASH_ENV", "ENV", "GCONV_PATH", "HOME", "LOCPATH", "NLSPATH", "PATH", "TMPDIR", "HOSTALIASES"})
+_STARTUP_PREFIXES = (
+    "LD_", "DYLD_", "PYTHON", "PPLX_", "GLIBC_", "MALLOC_", "OPENSSL_", "SSL_", "SSLKEY", "OMP_", "MKL_", "KMP_",
+    "GOMP_", "CUDA_", "NVIDIA_", "HF_", "TRANSFORMERS_", "TORCH", "XDG_",
+)  # fmt: skip
+
 _SET = {
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
@@ -44,6 +52,26 @@ def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
     here = str(Path(__file__).resolve().parents[2])
     kept["PYTHONPATH"] = os.pathsep.join(part for part in (here, kept.get("PYTHONPATH", "")) if part)
     return {**kept, **_SET}
+
+
+MAX_VALUE = 32_768
+"""Characters of a variable that a dump may add: the system starts no process with much more."""
+
+
+def added(variables: Mapping[str, str]) -> dict[str, str]:
+    """Those of ``variables`` that may be put on top of a worker's own.
+
+    They come out of a dump, which may neither have code loaded nor take a guard off. Of Python's, the hash seed is let
+    in, and only a number.
+    """
+    return {name: value for name, value in variables.items() if _may_be_added(name, value)}
+
+
+def _may_be_added(name: str, value: str) -> bool:
+    if name == "PYTHONHASHSEED":
+        return value.isascii() and value.isdigit() and int(value[:20]) < 1 << 32
+    plain = bool(name) and not {"=", "\0"} & set(name) and "\0" not in value and len(value) <= MAX_VALUE
+    return plain and name not in _STARTUP and not name.startswith(_STARTUP_PREFIXES)
 
 
 def _is_kept(name: str) -> bool:

@@ -1,23 +1,33 @@
-"""Keeps a replay from reaching the network or starting processes, and remembers what it tried.
+"""Keeps a replay from the network, from other processes and from other people's files, and remembers what it tried.
 
-Two layers. The audit hook sees what Python code does and names it in the error. The system call filter (syscalls.py,
-Linux only) stops what native code does without asking Python. Neither can be taken off again in this process, and
-loopback counts as network: a replay must not talk to a server that happens to run on this machine.
+The audit hook sees what Python code does and names it in the error. Native code, which asks no Python, is stopped by
+three layers of the system where it has them (Linux): the system call filter (syscalls.py), an empty network
+(namespaces.py), and the kernel's rule on files (landlock.py). None can be taken off again in this process. Loopback
+counts as network: a replay must not talk to a server that happens to run on this machine.
+
+What is missing is said, and what follows from it. Each layer can be switched off by an environment variable, for a
+system or a driver that does not get along with it; what the hook refuses stays refused.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from replay.errors import ReplayError
+from replay.errors import Refused
+from replay.isolate.access import Access
 from replay.isolate.driver import ALLOWED
+from replay.isolate.landlock import SIGNALS_ABI, LandlockUnavailable, restrict
+from replay.isolate.namespaces import NamespaceUnavailable, leave_network
 from replay.isolate.syscalls import FilterUnavailable, install_filter
 
 MAX_REMEMBERED = 50
-FILTER_SWITCH = "PPLX_SYSCALL_FILTER"  # "off" for a device driver that needs a call the filter refuses
+FILTER_SWITCH = "PPLX_SYSCALL_FILTER"
+NETWORK_SWITCH = "PPLX_NETWORK_NAMESPACE"
+FILES_SWITCH = "PPLX_LANDLOCK"
 
 _NETWORK = frozenset(
     {
@@ -44,67 +54,181 @@ _PROCESSES = frozenset(
         "subprocess.Popen",
     }
 )
+_SIGNALS = frozenset({"os.kill", "os.killpg"})
+_OPEN = "open"
+_DATABASE = "sqlite3.connect"
+"""SQLite opens its files in C, which asks no hook for each. No recording saw what lay in them, so whatever a program
+finds there, in its own folder too, is not what it found then."""
+# Which arguments are paths that change, and which one is a folder's descriptor that they start from.
+_CHANGES: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
+    "os.mkdir": ((0,), (2,)),
+    "os.remove": ((0,), (1,)),
+    "os.rmdir": ((0,), (1,)),
+    "os.rename": ((0, 1), (2, 3)),
+    "os.link": ((0, 1), (2, 3)),
+    "os.symlink": ((1,), (2,)),
+    "os.truncate": ((0,), ()),
+    "os.chmod": ((0,), (2,)),
+    "os.chown": ((0,), (3,)),
+    "os.utime": ((0,), (3,)),
+    "os.setxattr": ((0,), ()),
+    "os.removexattr": ((0,), ()),
+}
+_LISTS = frozenset({"os.listdir", "os.scandir"})
+_FILES = frozenset({_OPEN, *_CHANGES, *_LISTS})
+_REFUSED_ALWAYS = _NETWORK | _PROCESSES
+_WATCHED = _REFUSED_ALWAYS | _SIGNALS | _FILES | {_DATABASE}
+_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
-
-class Refused(ReplayError, PermissionError):
-    """Replayed code tried to reach the network or to start a process.
-
-    It is a PermissionError too, so that a library which can do without (a CPU probe, a cache server) does without.
-    """
-
-    remedy = "a replay runs on the dump and local weights alone; record what it needs, or report the library"
+# What native code can still do, by the layers of which one would stop it.
+_GAPS = (
+    ({"seccomp", "netns"}, "native code can reach the network"),
+    ({"seccomp"}, "native code can start processes"),
+    ({"seccomp", "signals"}, "native code can send signals to other processes of this user"),
+    ({"landlock"}, "native code can read and write the files of this user"),
+)
 
 
 @dataclass(slots=True)
 class Guard:
-    """What is in force, and what was refused so far. ``filter_missing`` says why there is no system call filter;
-    ``driver`` that it has room for a GPU's driver."""
+    """What is in force, and what was refused so far.
+
+    ``missing`` says for each layer why it is not; ``driver`` that the filter has room for a GPU's driver, ``landlock``
+    is the ABI of Landlock in force (0: not).
+    """
 
     driver: bool = False
-    filter_missing: str | None = None
+    access: Access | None = None
+    landlock: int = 0
+    missing: dict[str, str] = field(default_factory=dict)
     refused: list[str] = field(default_factory=list)
+    listener: Callable[[str], None] | None = None
+    """Hears of each refusal, in the thread that is refused. It must not do anything that could be refused."""
 
     @property
     def grade(self) -> str:
-        if self.filter_missing:
-            return "audit-hook"
-        return "audit-hook+seccomp-gpu" if self.driver else "audit-hook+seccomp"
+        """The layers in force, as in "audit-hook+seccomp+netns+landlock"."""
+        filtered = "seccomp-gpu" if self.driver else "seccomp"
+        layers = {"seccomp": filtered, "netns": "netns", "landlock": "landlock"}
+        return "+".join(["audit-hook", *(name for layer, name in layers.items() if layer not in self.missing)])
+
+    @property
+    def gaps(self) -> list[str]:
+        """What native code could still do for want of the layers that are missing."""
+        lacking = set(self.missing)
+        if self.landlock < SIGNALS_ABI:
+            lacking.add("signals")
+        return [what for layers, what in _GAPS if layers <= lacking]
 
     def facts(self) -> dict[str, Any]:
-        """For the report: ``grade``, ``refused`` (at most MAX_REMEMBERED, in order), why a layer is missing, and what
-        was ``allowed`` for a GPU."""
+        """For the report: ``grade``, ``refused`` (at most MAX_REMEMBERED, in order), why a layer is ``missing`` and
+        the ``gaps`` that leaves, Landlock's ABI, and what was ``allowed`` for a GPU."""
         facts: dict[str, Any] = {"grade": self.grade, "refused": list(self.refused)}
-        if self.filter_missing:
-            facts["filter_missing"] = self.filter_missing
-        elif self.driver:
+        if self.missing:
+            facts["missing"] = dict(self.missing)
+        if gaps := self.gaps:
+            facts["gaps"] = gaps
+        if self.landlock:
+            facts["landlock_abi"] = self.landlock
+        if self.driver and "seccomp" not in self.missing:
             facts["allowed"] = ALLOWED
         return facts
 
+    def forget(self) -> None:
+        """For the next job of this process: what the last one tried is not its doing."""
+        self.refused.clear()
+        self.listener = None
 
-def install(*, driver: bool = False) -> Guard:
-    """Put both layers in force for the rest of this process's life. Call it before any other thread is started.
+    def refusal(self, event: str, arguments: tuple[Any, ...]) -> bool:
+        """Whether an audit event is one to refuse."""
+        if event in _REFUSED_ALWAYS:
+            return True
+        if event in _SIGNALS:
+            # To its own process, by id: then it cannot be meant for another one.
+            return event != "os.kill" or arguments[0] != os.getpid()
+        if event == _DATABASE:
+            return not _is_in_memory(arguments[0])
+        if self.access is None:
+            return False
+        if event == _OPEN:
+            return _opens(self.access, *arguments, reads="landlock" not in self.missing)
+        if event in _LISTS:
+            reads = "landlock" not in self.missing and isinstance(arguments[0], str | bytes)
+            return reads and not self.access.may_read(os.path.abspath(os.fsdecode(arguments[0])))
+        paths, folders = _CHANGES[event]
+        if any(at < len(arguments) and arguments[at] not in (-1, None) for at in folders):
+            return False  # relative to a descriptor: the system knows where that leads
+        return any(
+            isinstance(arguments[at], str | bytes)
+            and not self.access.may_write(os.path.abspath(os.fsdecode(arguments[at])))
+            for at in paths
+        )
 
-    ``driver``: with room for a GPU's driver, see `replay.isolate.driver`.
+
+def install(*, driver: bool = False, access: Access | None = None) -> Guard:
+    """Put all layers in force for the rest of this process's life. Call it before any other thread is started.
+
+    ``driver``: with room for a GPU's driver, see `replay.isolate.driver`. ``access``: the files that may be touched;
+    without it there is no rule on files.
     """
-    guard = Guard(driver=driver)
+    guard = Guard(driver=driver, access=access)
+    layers: dict[str, tuple[str, Callable[[], object]]] = {
+        # In this order: the filter refuses what the others are made with.
+        "netns": (NETWORK_SWITCH, leave_network),
+        "landlock": (FILES_SWITCH, lambda: _restrict(guard)),
+        "seccomp": (FILTER_SWITCH, lambda: install_filter(driver=driver)),
+    }
+    for layer, (switch, put_in_force) in layers.items():
+        try:
+            if os.environ.get(switch) == "off":
+                guard.missing[layer] = f"switched off by {switch}"
+            else:
+                put_in_force()
+        except (FilterUnavailable, LandlockUnavailable, NamespaceUnavailable) as error:
+            guard.missing[layer] = str(error)
+    if os.environ.get(FILES_SWITCH) == "off":
+        guard.access = None
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
         # Called for every audit event of the process: the common case must stay one set lookup.
-        if event not in _NETWORK and event not in _PROCESSES:
+        if event not in _WATCHED or not guard.refusal(event, arguments):
             return
         attempt = f"{event}({_describe(event, arguments)})"
         if len(guard.refused) < MAX_REMEMBERED:
             guard.refused.append(attempt)
+        if guard.listener is not None:
+            guard.listener(attempt)
         raise Refused(f"refused during a replay: {attempt}")
 
-    try:
-        if os.environ.get(FILTER_SWITCH) == "off":
-            raise FilterUnavailable(f"switched off by {FILTER_SWITCH}")
-        install_filter(driver=driver)
-    except FilterUnavailable as error:
-        guard.filter_missing = str(error)
     sys.addaudithook(hook)
     return guard
+
+
+def _restrict(guard: Guard) -> None:
+    if guard.access is None:
+        raise LandlockUnavailable("this process was given no rule on files")
+    guard.landlock = restrict(guard.access)
+
+
+def _opens(access: Access, path: object, mode: object, flags: object, *, reads: bool) -> bool:
+    """Whether an ``open`` leads out of ``access``. Where the system does not stop reads, they are not refused here
+    either: which files a library needs is known for Linux alone."""
+    if not isinstance(path, str | bytes) or not isinstance(flags, int):
+        return False
+    name = os.fsdecode(path)
+    if not name.startswith("/"):
+        if mode is None:
+            return False  # by os.open, perhaps relative to a descriptor: the system knows where that leads
+        name = os.path.abspath(name)
+    if flags & _WRITES:
+        return not access.may_write(name)
+    return reads and not access.may_read(name)
+
+
+def _is_in_memory(database: object) -> bool:
+    """Whether SQLite keeps it in memory, or in a temporary file that it makes itself and that begins empty."""
+    name = os.fsdecode(database) if isinstance(database, str | bytes | os.PathLike) else ""
+    return name in ("", ":memory:") or (name.startswith("file:") and (":memory:" in name or "mode=memory" in name))
 
 
 def _describe(event: str, arguments: tuple[Any, ...]) -> str:

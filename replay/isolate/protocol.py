@@ -58,6 +58,11 @@ class FrameDecoder:
         if self._error is None and self._buffer:
             self._fail(f"the stream ended inside a frame, after {len(self._buffer)} bytes of it")
 
+    @property
+    def pending(self) -> int:
+        """Bytes of a frame that is not complete."""
+        return len(self._buffer)
+
     def _next(self) -> dict[str, Any] | None:
         if self._error is not None:
             raise self._error

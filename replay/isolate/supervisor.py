@@ -7,38 +7,32 @@ return, whatever ended them: a report, an error, a limit, cancellation, or Ctrl-
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
 import signal
-import sys
-from asyncio.subprocess import PIPE, Process
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from replay.errors import BudgetSpent, ReplayError, WorkerDied
-from replay.isolate import limits, protocol
+from replay.isolate import protocol
 from replay.isolate.driver import may_use_gpu
-from replay.isolate.environment import child_environment
 from replay.isolate.items import BEGUN, item_event
+from replay.isolate.process import WorkerProcess
 from replay.isolate.result import (
     Result,
     RunError,
     describe_progress,
     from_error_event,
     from_exception,
-    printable_lines,
     progress_event,
     state_isolation,
 )
 
 JOB_FUNCTION = "replay.targets.job:run_job"
 LOAD_TIMEOUT_S = 120.0
-READ_BYTES = 1 << 16
-TAIL_BYTES = 1 << 14
+MAX_KEY = 100  # characters
 EXIT_GRACE_S = 5.0  # from the last frame to the end of the process
-DRAIN_S = 1.0  # for the rest of stderr once the process is dead
 
 OnEvent = Callable[[dict[str, Any]], None]
+OnAsk = Callable[[dict[str, Any]], Awaitable[Mapping[str, Any]]]
 
 
 def run(
@@ -50,6 +44,7 @@ def run(
     memory_limit: int | None = None,
     job_function: str = JOB_FUNCTION,
     items: int = 0,
+    on_ask: OnAsk | None = None,
 ) -> Result:
     """`supervise` for code outside of any event loop. Ctrl-C ends the child, then raises KeyboardInterrupt."""
     return asyncio.run(
@@ -61,6 +56,7 @@ def run(
             memory_limit=memory_limit,
             job_function=job_function,
             items=items,
+            on_ask=on_ask,
         )
     )
 
@@ -74,6 +70,8 @@ async def supervise(
     memory_limit: int | None = None,
     job_function: str = JOB_FUNCTION,
     items: int = 0,
+    on_ask: OnAsk | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> Result:
     """Run ``job`` in a worker and return how it ended.
 
@@ -84,90 +82,108 @@ async def supervise(
     A job of several ``items`` may tell how each of them ended before its last frame: ``on_event`` gets those item
     events as they come, and each new item that ended gives the others ``timeout_s`` again.
 
-    Nothing the worker does is raised: a timeout is the error BudgetSpent, a death WorkerDied. Raises ProtocolError
-    when ``job`` cannot be written as JSON, and what ``on_event`` raises.
+    ``on_ask`` answers what the job asks (`replay.isolate.worker.Channel.ask`); no time of the job's passes meanwhile.
+    ``environment`` is added to the worker's variables, as far as `replay.isolate.environment.added` lets it.
+
+    Nothing the worker does is raised: a timeout is the error BudgetSpent, with the stacks it was ended in as evidence,
+    a death WorkerDied. Raises ProtocolError when ``job`` cannot be written as JSON, and what ``on_event`` raises.
     """
     frame = protocol.encode(job)
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-P",  # a folder the user happens to stand in must not provide modules
-        "-X",
-        "faulthandler",  # a segmentation fault leaves its stack in the evidence
-        "-m",
-        "replay.isolate.worker",
-        "--job",
-        job_function,
-        "--parent",
-        str(os.getpid()),
-        *(["--gpu"] if may_use_gpu(job) else []),
-        stdin=PIPE,
-        stdout=PIPE,
-        stderr=PIPE,
-        env=child_environment(os.environ),
-        # A group of its own: Ctrl-C in the terminal reaches us only, and one kill reaches all of it.
-        start_new_session=True,
+    worker = await WorkerProcess.start(
+        job_function, memory_limit=memory_limit, gpu=may_use_gpu(job), environment=environment
     )
-    session = _Session(
-        process, on_event, timeout_s, limits.default_memory_limit() if memory_limit is None else memory_limit, items
-    )
-    return await session.result(frame, load_timeout_s)
+    session = Session(worker, on_event=on_event, timeout_s=timeout_s, items=items, on_ask=on_ask)
+    try:
+        await session.run(frame, load_timeout_s)
+    finally:
+        await worker.end(EXIT_GRACE_S if session.ended_well else 0.0)
+    return session.result()
 
 
-class _Session:
-    """One worker from its start to its end."""
+class Session:
+    """One job in a worker: everything that is said about it, and what it comes to."""
 
     def __init__(
-        self, process: Process, on_event: OnEvent | None, timeout_s: float | None, memory_limit: int, items: int
+        self,
+        worker: WorkerProcess,
+        *,
+        on_event: OnEvent | None,
+        timeout_s: float | None,
+        items: int = 0,
+        on_ask: OnAsk | None = None,
     ) -> None:
-        self._process = process
+        self._worker = worker
         self._on_event = on_event
         self._timeout_s = timeout_s
-        self._memory_limit = memory_limit
-        self._memory_seen: int | None = None  # set when it was above the limit
-        self._tail = bytearray()
         self._progress: dict[str, Any] | None = None
         self._step_started = False
         self._items = items
+        self._on_ask = on_ask
         self._items_ended: set[int] = set()
         self._last: dict[str, Any] | None = None
+        self._problem: ReplayError | None = None
+        self.went_on = False  # it said more after its last word
+        self.loaded: str | None = None
+        """The key of the model that the worker holds now, where it said so: see `replay.isolate.warm_job`."""
 
-    async def result(self, frame: bytes, load_timeout_s: float) -> Result:
-        drain = asyncio.create_task(self._keep_tail())
-        watch = asyncio.create_task(self._watch_memory())
-        problem: ReplayError | None = None
+    @property
+    def ended_well(self) -> bool:
+        """Whether the last frame came and nothing was wrong up to it."""
+        return self._last is not None and self._problem is None
+
+    @property
+    def reported(self) -> bool:
+        return self.ended_well and self._last is not None and self._last["event"] == "report"
+
+    @property
+    def never_began(self) -> bool:
+        """Whether the worker ended before it said anything about the job."""
+        return not (self._last or self._problem or self._progress or self._step_started)
+
+    async def run(self, frame: bytes, load_timeout_s: float) -> None:
+        """Send the job and follow it to its last frame, its death or the end of its time. The worker is left as it is.
+
+        Raises what ``on_event`` and ``on_ask`` raise.
+        """
         try:
             async with asyncio.timeout(load_timeout_s) as clock:
-                await self._send(frame)
+                await self._worker.send(frame)
                 await self._converse(clock)
         except TimeoutError:
             if not clock.expired():
                 raise
-            problem = self._budget_spent(load_timeout_s)
+            self._problem = self._budget_spent(load_timeout_s)
+            await self._worker.ask_stack()
         except protocol.ProtocolError as error:
-            problem = error
-        finally:
-            watch.cancel()
-            await self._end()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(drain, DRAIN_S)
-        return self._conclude(problem)
-
-    async def _send(self, frame: bytes) -> None:
-        assert self._process.stdin is not None
-        # A worker that dies while it starts shows in the conversation; here it is only a closed pipe.
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            self._process.stdin.write(frame)
-            await self._process.stdin.drain()
+            self._problem = error
 
     async def _converse(self, clock: asyncio.Timeout) -> None:
         """Read frames until the last one or the end of the stream."""
-        assert self._process.stdout is not None
         decoder = protocol.FrameDecoder()
-        while data := await self._process.stdout.read(READ_BYTES):
+        while data := await self._worker.read():
             for event in decoder.feed(data):
-                self._take(event, clock)
                 if self._last is not None:
+                    self.went_on = True
                     return
+                if event.get("event") == "ask":
+                    await self._answer(event, clock)
+                else:
+                    self._take(event, clock)
+            if self._last is not None:
+                self.went_on = decoder.pending > 0
+                return
+
+    async def _answer(self, event: dict[str, Any], clock: asyncio.Timeout) -> None:
+        question = event.get("question")
+        if self._on_ask is None or not isinstance(question, dict):
+            raise protocol.ProtocolError("the worker asked something that nobody answers here")
+        loop = asyncio.get_running_loop()
+        until = clock.when()
+        left = None if until is None else until - loop.time()
+        clock.reschedule(None)
+        answer = await self._on_ask(question)
+        clock.reschedule(None if left is None else loop.time() + left)
+        await self._worker.send(protocol.encode({"answer": answer}))
 
     def _take(self, event: dict[str, Any], clock: asyncio.Timeout) -> None:
         match event.get("event"):
@@ -185,6 +201,8 @@ class _Session:
                     if self._step_started:
                         self._restart(clock)
                 self._tell(item)
+            case "loaded" if isinstance(key := event.get("key"), str) and len(key) <= MAX_KEY:
+                self.loaded = key
             case "report" if isinstance(event.get("report"), dict):
                 self._last = event
             case "error":
@@ -201,40 +219,13 @@ class _Session:
         if self._on_event is not None:
             self._on_event(event)
 
-    async def _keep_tail(self) -> None:
-        assert self._process.stderr is not None
-        while data := await self._process.stderr.read(READ_BYTES):
-            self._tail += data
-            del self._tail[:-TAIL_BYTES]
-
-    async def _watch_memory(self) -> None:
-        while self._process.returncode is None:
-            held = limits.held_memory(self._process.pid)
-            if held is not None and held > self._memory_limit:
-                self._memory_seen = held
-                self._kill()
-                return
-            await asyncio.sleep(limits.WATCH_INTERVAL_S)
-
-    async def _end(self) -> None:
-        """Make sure that the process is gone. One that gave its last frame gets a moment to go by itself."""
-        if self._last is not None:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._process.wait(), EXIT_GRACE_S)
-        self._kill()
-        await self._process.wait()
-
-    def _kill(self) -> None:
-        # Only while it is not reaped: afterwards the number may belong to somebody else.
-        if self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-
-    def _conclude(self, problem: ReplayError | None) -> Result:
+    def result(self) -> Result:
+        """What the job came to. A worker that did not end it well has to be gone by then."""
+        problem = self._problem
         report: dict[str, Any] | None = None
         error: RunError | None = None
         guard: dict[str, Any] = {}
-        evidence = printable_lines(self._tail.decode("utf-8", errors="replace"))
+        evidence = self._worker.evidence
         if problem is not None:
             error = from_exception(problem, evidence=evidence)
         elif self._last is None:
@@ -262,11 +253,11 @@ class _Session:
 
     def _death(self) -> WorkerDied:
         reached = describe_progress(self._progress)
-        code = self._process.returncode
-        if self._memory_seen is not None:
+        code = self._worker.returncode
+        if self._worker.memory_seen is not None:
             return WorkerDied(
-                f"the worker was ended {reached}: it held {self._memory_seen >> 20} MiB, "
-                f"the limit is {self._memory_limit >> 20} MiB",
+                f"the worker was ended {reached}: it held {self._worker.memory_seen >> 20} MiB, "
+                f"the limit is {self._worker.memory_limit >> 20} MiB",
                 remedy="replay less with --scope request, or allow more memory",
             )
         if code is not None and code < 0:

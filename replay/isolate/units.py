@@ -10,9 +10,9 @@ from replay.errors import UsageError
 MAX_DURATION_S = 7 * 24 * 3600.0
 MAX_SIZE = 1 << 50
 
-_DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s*(ms|s|m|h|)")
+_DURATION = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*(ms|s|m|h|)")
 _UNIT_S = {"ms": 0.001, "s": 1.0, "": 1.0, "m": 60.0, "h": 3600.0}
-_SIZE = re.compile(r"(\d{1,18}(?:\.\d{1,9})?)\s*(B|KiB|MiB|GiB|kB|MB|GB|)")
+_SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,9})?)\s*(B|KiB|MiB|GiB|kB|MB|GB|)")
 _UNIT_BYTES = {"B": 1, "": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "kB": 10**3, "MB": 10**6, "GB": 10**9}
 
 

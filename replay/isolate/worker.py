@@ -1,14 +1,18 @@
 """The child process that opens and replays one untrusted dump: `python -m replay.isolate.worker`.
 
-One job frame comes in on stdin, event frames go out on what was stdout. The job function is named by the supervisor on
-the command line, never by the job. This module stays free of torch: a job imports what it needs.
+One job frame comes in on stdin (or several, for a worker that is kept: `replay.isolate.warm`), event frames go out on
+what was stdout. The job function is named by the supervisor on the command line, never by the job. This module stays
+free of torch: a job imports what it needs.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import gc
 import importlib
 import os
+import queue
 import sys
 import threading
 import traceback
@@ -17,10 +21,10 @@ from typing import Any
 
 from dumps.errors import DumpError
 from replay.errors import ReplayError
-from replay.isolate import guard, limits, protocol
+from replay.isolate import access, guard, limits, protocol, stacks
 
 Emit = Callable[[dict[str, Any]], None]
-JobFunction = Callable[[dict[str, Any], Emit], Mapping[str, Any]]
+JobFunction = Callable[[dict[str, Any], "Channel"], Mapping[str, Any]]
 
 READ_BYTES = 1 << 16
 EXIT_BAD_DUMP = 4
@@ -40,6 +44,35 @@ class EventWriter:
                 frame = frame[os.write(self._fd, frame) :]
 
 
+class Channel:
+    """What a job speaks to its supervisor through: called, it emits an event; `ask` also waits for an answer."""
+
+    def __init__(self, emit: Emit, frames: queue.SimpleQueue[dict[str, Any]], guarded: guard.Guard) -> None:
+        self._emit = emit
+        self._frames = frames
+        self._guarded = guarded
+        self._one_at_a_time = threading.Lock()
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        self._emit(event)
+
+    def on_refusal(self, listener: Callable[[str], None]) -> None:
+        """``listener`` hears of all that this process is refused from here on, until the job has ended."""
+        self._guarded.listener = listener
+
+    def ask(self, question: Mapping[str, Any]) -> dict[str, Any]:
+        """The supervisor's answer to ``question``. Blocks; the budget of the job stands still meanwhile.
+
+        Raises ProtocolError when what comes back is no answer.
+        """
+        with self._one_at_a_time:
+            self._emit({"event": "ask", "question": dict(question)})
+            answer = self._frames.get().get("answer")
+        if not isinstance(answer, dict):
+            raise protocol.ProtocolError("the supervisor sent something that is no answer")
+        return answer
+
+
 def take_descriptors() -> tuple[int, int]:
     """Move the protocol away from 0 and 1 and return (read, write).
 
@@ -54,9 +87,8 @@ def take_descriptors() -> tuple[int, int]:
     return reads, writes
 
 
-def read_job(fd: int) -> dict[str, Any]:
+def read_job(fd: int, decoder: protocol.FrameDecoder) -> dict[str, Any]:
     """The first frame on ``fd``. Raises ProtocolError when the stream ends before it."""
-    decoder = protocol.FrameDecoder()
     while data := os.read(fd, READ_BYTES):
         for message in decoder.feed(data):
             return message
@@ -64,15 +96,21 @@ def read_job(fd: int) -> dict[str, Any]:
     raise protocol.ProtocolError("the supervisor closed the stream before it sent a job")
 
 
-def exit_when_closed(fd: int) -> None:
-    """End this process when the supervisor's end of ``fd`` closes: its way of going that no signal tells us of."""
+def receive(fd: int, decoder: protocol.FrameDecoder) -> queue.SimpleQueue[dict[str, Any]]:
+    """A queue of the frames that come after the job, filled by a thread.
 
-    def watch() -> None:
-        while os.read(fd, READ_BYTES):
-            pass
+    The thread ends this process when the supervisor's end of ``fd`` closes, its way of going that no signal tells of.
+    """
+    frames: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+
+    def read() -> None:
+        while data := os.read(fd, READ_BYTES):
+            for frame in decoder.feed(data):
+                frames.put(frame)
         os._exit(1)
 
-    threading.Thread(target=watch, name="supervisor-watch", daemon=True).start()
+    threading.Thread(target=read, name="supervisor-watch", daemon=True).start()
+    return frames
 
 
 def error_event(error: BaseException) -> dict[str, Any]:
@@ -86,6 +124,8 @@ def error_event(error: BaseException) -> dict[str, Any]:
     }
     if isinstance(error, DumpError):
         event["offset"] = error.offset
+    if isinstance(evidence := getattr(error, "evidence", None), str):
+        event["evidence"] = evidence  # the traceback of a user's own code
     if not isinstance(error, DumpError | ReplayError):
         event["message"] = f"{type(error).__name__}: {error}"
         event["class"] = "InternalError"
@@ -115,10 +155,16 @@ def with_guard(emit: Emit, guarded: guard.Guard) -> Emit:
     return add
 
 
-def run(job_name: str, job: dict[str, Any], writer: EventWriter, guarded: guard.Guard) -> None:
+def run(
+    function: str,
+    job: dict[str, Any],
+    writer: EventWriter,
+    guarded: guard.Guard,
+    frames: queue.SimpleQueue[dict[str, Any]],
+) -> None:
     """Run the job and write its last frame: a report, or an error."""
     try:
-        report = load_function(job_name)(job, with_guard(writer.emit, guarded))
+        report = load_function(function)(job, Channel(with_guard(writer.emit, guarded), frames, guarded))
         writer.emit({"event": "report", "report": dict(report), "guard": guarded.facts()})
     except BaseException as error:
         # SystemExit and KeyboardInterrupt too: whatever ends the job, the supervisor is told in one frame.
@@ -127,22 +173,42 @@ def run(job_name: str, job: dict[str, Any], writer: EventWriter, guarded: guard.
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m replay.isolate.worker")
-    parser.add_argument("--job", required=True, help="module:function that takes (job, emit) and returns a report")
-    parser.add_argument("--parent", required=True, type=int, help="pid of the supervisor")
-    parser.add_argument("--gpu", action="store_true", help="leave room for a GPU's driver in the system call filter")
-    arguments = parser.parse_args()
-
+    arguments = _arguments()
     limits.die_with_parent(arguments.parent)
     limits.apply_limits()
     reads, writes = take_descriptors()
-    guarded = guard.install(driver=arguments.gpu)
-    job = read_job(reads)
-    exit_when_closed(reads)
-    run(arguments.job, job, EventWriter(writes), guarded)
-    sys.stderr.flush()
+    if arguments.stacks is not None:
+        stacks.tell_on_signal(arguments.stacks)
+    decoder = protocol.FrameDecoder()
+    # Before the guard, which has to know what files the job names. It comes from the supervisor; the dump is not open.
+    job = read_job(reads, decoder)
+    allowed = access.access_of(job, folder=arguments.folder, driver=arguments.gpu, readable=arguments.readable)
+    guarded = guard.install(driver=arguments.gpu, access=allowed)
+    frames = receive(reads, decoder)
+    writer = EventWriter(writes)
+    run(arguments.job, job, writer, guarded, frames)
+    for _ in range(arguments.jobs - 1):
+        del job
+        gc.collect()  # what the last job left would count against the memory of the next
+        job = frames.get()
+        guarded.forget()
+        run(arguments.job, job, writer, guarded, frames)
+    with contextlib.suppress(OSError, ValueError):  # closed by the job
+        sys.stderr.flush()
     # Skip the interpreter's teardown: native libraries hang or crash in it, and the result is out already.
     os._exit(0)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m replay.isolate.worker")
+    parser.add_argument("--job", required=True, help="module:function that takes (job, emit) and returns a report")
+    parser.add_argument("--parent", required=True, type=int, help="pid of the supervisor")
+    parser.add_argument("--folder", help="folder for temporary files, the only one that can be written to")
+    parser.add_argument("--stacks", type=int, help="descriptor that the stacks of all threads go to on a signal")
+    parser.add_argument("--jobs", type=int, default=1, help="how many jobs to run, one after the other")
+    parser.add_argument("--readable", action="append", default=[], help="folder that may be read; can be repeated")
+    parser.add_argument("--gpu", action="store_true", help="leave room for a GPU's driver in the system call filter")
+    return parser.parse_args()
 
 
 if __name__ == "__main__":

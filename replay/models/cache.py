@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from replay.errors import ModelUnavailable
+from replay.errors import ModelUnavailable, Refused
 from replay.models.folder import is_model_folder
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}")
@@ -68,10 +68,13 @@ def install(
 
     One process builds a name at a time; another waits (``on_wait`` is called once) and then takes what the first one
     made. ``build`` works in a folder that no reader looks into, and a rename makes it visible: an interrupt at any
-    moment leaves either no model or a whole one. Raises `ModelUnavailable` where the cache cannot be written.
+    moment leaves either no model or a whole one. Raises `ModelUnavailable` where the cache cannot be written, and
+    `Refused` in a replay that would have to write it.
     """
     if not _NAME.fullmatch(name):
         raise ValueError(f"not a name for a cached model: {name!r}")
+    if not replace and (there := cached(name)) is not None:
+        return there
     try:
         make_private(models_folder())
         with _locked(models_folder() / f".{name}.lock", on_wait):
@@ -79,6 +82,8 @@ def install(
                 return there
             _sweep(name)
             return _build_and_rename(name, build)
+    except Refused:
+        raise
     except OSError as error:
         raise ModelUnavailable(
             f"cannot write to the cache {cache_root()}: {error.strerror or error}",

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from replay.errors import ModelUnavailable, ReplayError, UnsupportedModel
+from replay.errors import ModelUnavailable, Refused, ReplayError, UnsupportedModel
 from replay.models import cache, catalog
 from replay.models.convert import OnStage
 from replay.models.fingerprint import examine
@@ -138,8 +138,8 @@ def _matching(
     yield from (candidate for candidate in found if _is_named(candidate, name))
     entry = (catalog.by_name(name) if name else None) or (catalog.by_fingerprint(fingerprint) if fingerprint else None)
     if entry is not None and cache.cached(entry.name) is None and installed_gguf(entry) is not None:
-        # Where it cannot be converted (a replay's worker starts no processes), the error that follows says how to pull.
-        with contextlib.suppress(ModelUnavailable, UnsupportedModel):
+        # Where it cannot be converted (a replay starts no processes), the error that follows says how to pull.
+        with contextlib.suppress(ModelUnavailable, UnsupportedModel, Refused):
             pull(entry.name, on_progress=on_progress)
         if (converted := cache.cached(entry.name)) is not None:
             yield Candidate(name=entry.name, folder=converted, kept_by="installed package")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
+import shlex
 import tempfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
-from replay.errors import ModelUnavailable, UsageError
+from replay.errors import ModelUnavailable, Refused, UsageError
 from replay.models import cache, catalog
 from replay.models.catalog import CatalogModel
 from replay.models.convert import OnStage, convert_gguf, require_engine
@@ -50,14 +51,23 @@ def pull(
 
 
 def convert_once(gguf: Path, *, on_progress: OnStage = lambda stage, done, total: None) -> Path:
-    """The cached conversion of any .gguf file; the cache knows it by the file's sha256."""
+    """The cached conversion of any .gguf file; the cache knows it by the file's sha256.
+
+    Raises `ModelUnavailable` where it cannot be made, and in a replay, which may not write to the cache.
+    """
     try:
         with gguf.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise ModelUnavailable(f"{gguf}: {error.strerror}", remedy="Check the path of the model.") from error
     name = next((model.name for model in catalog.CATALOG if model.gguf_sha256 == digest), f"gguf-{digest[:16]}")
-    return cache.install(name, lambda folder: convert_gguf(gguf, folder, on_progress=on_progress))
+    try:
+        return cache.install(name, lambda folder: convert_gguf(gguf, folder, on_progress=on_progress))
+    except Refused as error:
+        raise ModelUnavailable(
+            f"{gguf} has to be converted, and that cannot be done from within a replay",
+            remedy=f"Convert it once: pplx-replay models path {shlex.quote(str(gguf))}",
+        ) from error
 
 
 def installed_gguf(model: CatalogModel) -> Path | None:

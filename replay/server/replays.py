@@ -16,6 +16,8 @@ from typing import Any
 from replay.isolate.limits import default_memory_limit
 from replay.isolate.result import Result
 from replay.isolate.supervisor import JOB_FUNCTION, LOAD_TIMEOUT_S, OnEvent, supervise
+from replay.isolate.warm import WarmWorkers
+from replay.isolate.warm_job import WARM_FUNCTION
 from replay.server.problems import problem
 from replay.verdict import Verdict
 
@@ -29,14 +31,18 @@ _VERDICTS = frozenset(verdict.value for verdict in Verdict)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """``workers`` replays run at once and ``queue`` more wait; times are seconds, ``memory_limit`` bytes per worker."""
+    """``workers`` replays run at once and ``queue`` more wait; times are seconds, ``memory_limit`` bytes per worker.
+
+    ``warm``: workers are kept for the next replay, see `replay.isolate.warm` for what replays share then.
+    """
 
     timeout_s: float
     load_timeout_s: float = LOAD_TIMEOUT_S
     workers: int = 1
     queue: int = 8
     memory_limit: int | None = None
-    job_function: str = JOB_FUNCTION
+    warm: bool = True
+    job_function: str | None = None
 
 
 @dataclass(slots=True)
@@ -57,6 +63,13 @@ class Replays:
         self.settings = settings
         self.counts = Counts()
         self._memory_limit = settings.memory_limit or default_memory_limit() // settings.workers
+        self._warm: WarmWorkers | None = None
+        if settings.warm:
+            self._warm = WarmWorkers(
+                at_most=settings.workers,
+                memory_limit=self._memory_limit,
+                job_function=settings.job_function or WARM_FUNCTION,
+            )
         self._free = asyncio.Semaphore(settings.workers)
         self._tasks: set[asyncio.Task[Result]] = set()
         self._closing = False
@@ -106,18 +119,27 @@ class Replays:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
+        if self._warm is not None:
+            await self._warm.close()
 
     async def _run(self, job: Mapping[str, Any], timeout_s: float, on_event: OnEvent | None) -> Result:
         async with self._free:
             self.counts.running += 1
             try:
+                if self._warm is not None:
+                    return await self._warm.run(
+                        job,
+                        on_event=on_event,
+                        load_timeout_s=self.settings.load_timeout_s,
+                        timeout_s=timeout_s + GRACE_S,
+                    )
                 return await supervise(
                     job,
                     on_event=on_event,
                     load_timeout_s=self.settings.load_timeout_s,
                     timeout_s=timeout_s + GRACE_S,
                     memory_limit=self._memory_limit,
-                    job_function=self.settings.job_function,
+                    job_function=self.settings.job_function or JOB_FUNCTION,
                 )
             finally:
                 self.counts.running -= 1

@@ -7,7 +7,7 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from aiohttp import web
@@ -19,11 +19,11 @@ from replay.engine.schedule import EngineConfig
 from replay.openai_wire import ApiError, invalid
 from replay.serving.engine_thread import EngineThread
 from replay.serving.fields import parse_object
-from replay.serving.generation import EngineStuck, Generation, GenerationFailed, Prompt
+from replay.serving.generation import EngineStuck, Generation, GenerationFailed
 from replay.serving.internal_flags import INTERNAL_FLAGS, parse_flags
 from replay.serving.metrics import CONTENT_TYPE, Metrics
 from replay.serving.prompts import PromptEncoder
-from replay.serving.requests import Call, parse_call
+from replay.serving.requests import parse_call
 
 log = logging.getLogger("pplx.server")
 
@@ -46,6 +46,7 @@ class Serving:
     config: EngineConfig
     vocab_size: int
     model_names: tuple[str, ...]
+    fingerprint: str
     created: int
     request_timeout_s: float
     capacity: int
@@ -126,7 +127,7 @@ async def _generate(request: web.Request) -> web.StreamResponse:
     call = parse_call(request.path, body, vocab_size=serving.vocab_size, flags=flags)
     if call.model not in serving.model_names:
         raise ApiError(404, f"The model {call.model[:128]!a} does not exist.", param="model", code="model_not_found")
-    prompts = await asyncio.to_thread(_encode, serving, call)
+    prompts = await asyncio.to_thread(serving.encoder.prompts, call, serving.config, serving.vocab_size)
     choices = len(prompts) * call.n
     _check_capacity(serving, choices)
     generation = Generation(
@@ -136,7 +137,9 @@ async def _generate(request: web.Request) -> web.StreamResponse:
         vocabulary=serving.vocabulary,
         timeout_s=serving.request_timeout_s,
     )
-    shape = wire.AnswerShape(id=generation.id, model=call.model, created=int(time.time()), chat=call.chat)
+    shape = wire.AnswerShape(
+        id=generation.id, model=call.model, created=int(time.time()), chat=call.chat, fingerprint=serving.fingerprint
+    )
     serving.in_flight += choices
     try:
         with generation:
@@ -153,48 +156,6 @@ async def _read(request: web.Request) -> bytes:
         return await request.read()
     except web.RequestPayloadError:
         raise invalid("The request body does not fit its Content-Encoding.", code="invalid_body") from None
-
-
-def _encode(serving: Serving, call: Call) -> list[Prompt]:
-    """Token ids of every prompt, each checked against what the engine can ever hold."""
-    encoder, config = serving.encoder, serving.config
-    param = "messages" if call.chat else "prompt"
-    given: Sequence[str | tuple[int, ...]] = [encoder.render(call.messages)] if call.chat else call.prompts
-    prompts = []
-    for prompt in given:
-        if isinstance(prompt, str):
-            # Megabytes take seconds to encode, only to be refused.
-            _check_length(config, encoder.fewest_tokens(prompt), param, at_least=True)
-            # A chat template writes the special tokens itself.
-            tokens, text = encoder.encode(prompt, add_special_tokens=not call.chat), prompt
-        else:
-            tokens, text = list(prompt), None
-        if not tokens:
-            raise invalid("The prompt holds no token.", param, "empty_prompt")
-        _check_length(config, len(tokens), param)
-        if max(tokens) >= serving.vocab_size:
-            # A tokenizer with tokens that its model never got rows for. In the batch they would end every request.
-            raise invalid("The prompt holds a token that the model does not have.", param, "invalid_value")
-        prompts.append(Prompt(tokens=tokens, text=text))
-    return prompts
-
-
-def _check_length(config: EngineConfig, num_tokens: int, param: str, *, at_least: bool = False) -> None:
-    counted = f"at least {num_tokens}" if at_least else f"{num_tokens}"
-    if num_tokens >= config.max_model_len:
-        raise invalid(
-            f"This model's maximum context length is {config.max_model_len} tokens. However, your prompt has "
-            f"{counted} tokens and the answer needs at least one. Please reduce its length.",
-            param,
-            "context_length_exceeded",
-        )
-    needed = -(-num_tokens // config.block_size)
-    if needed > config.num_blocks:
-        raise invalid(
-            f"The prompt has {counted} tokens and needs {needed} KV blocks; the server has {config.num_blocks}.",
-            param,
-            "kv_pool_too_small",
-        )
 
 
 def _check_capacity(serving: Serving, choices: int) -> None:

@@ -10,6 +10,7 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from dumps.ledger import record
@@ -25,6 +26,33 @@ from replay.serving.metrics import Metrics
 log = logging.getLogger("pplx.server")
 
 WINDOW_S = 60.0
+MOST_CHARACTERS = 300  # of an exception, in a note
+
+
+@dataclass(frozen=True, slots=True)
+class PastFailure:
+    """What ended the life of the engine before this one. It stands in another ring than what came since."""
+
+    words: str
+    dump_id: str | None
+    exceptions: tuple[pb.ExceptionInfo, ...]
+
+    @classmethod
+    def of(cls, error: Exception, dump_id: str | None) -> PastFailure:
+        """``dump_id`` is of the dump that shows it; None where none could be written."""
+        return cls(f"{type(error).__name__}: {error}"[:MOST_CHARACTERS], dump_id, tuple(capture_exception(error)))
+
+    @property
+    def note(self) -> str:
+        where = f"is in dump {self.dump_id}" if self.dump_id else "is in no dump, as none could be written"
+        return f"the engine failed ({self.words}) and began anew; that failure {where}, and here is what came since"
+
+    def put(self, state: pb.RuntimeState) -> None:
+        """Say in a dump without a failure of its own why it holds so little, and keep the exception's stack."""
+        if not state.failures:
+            record(state, "failures", pb.ABSENT, self.note)
+            state.exceptions.extend(self.exceptions)
+            record(state, "exceptions", pb.OBSERVED, "of the failure after which the engine began anew")
 
 
 class Dumper:

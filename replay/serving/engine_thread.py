@@ -17,6 +17,7 @@ from dataclasses import replace
 from replay.engine.engine import StepOutcome
 from replay.engine.failure import Failure
 from replay.engine.request import FinishCause, FinishReason, Request
+from replay.serving.dumping import PastFailure
 from replay.serving.failures import stall_failure, timeout_failure
 from replay.serving.jobs import Ended, Job, Update, ended
 from replay.serving.metrics import Metrics
@@ -43,6 +44,7 @@ class EngineThread:
         self._stopping = False
         self._abort_unseen = False
         self._kept_ring = False
+        self._past: PastFailure | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._set_gauges()
 
@@ -68,7 +70,7 @@ class EngineThread:
     def dump(self, reason: str) -> Future[str | None]:
         """Write a dump between two steps. The result is its id, None when it could not be written."""
         result: Future[str | None] = Future()
-        self._inbox.put(lambda: result.set_result(self._session.dump(reason)))
+        self._inbox.put(lambda: result.set_result(self._dump(reason)))
         return result
 
     def stop(self, message: str, dump_id: str | None = None) -> None:
@@ -187,6 +189,11 @@ class EngineThread:
         self._abort_unseen = True
         self._end_all([self._jobs[request]], dump_id, message="The request needs more KV blocks than the server has.")
 
+    def _dump(self, reason: str) -> str | None:
+        if self._past is not None:
+            log.warning("asked for a dump: %s", self._past.note)
+        return self._session.dump(reason, past=self._past)
+
     def _recover(self, error: Exception) -> None:
         """An exception left the step: dump, end what was running, and begin anew with what was still waiting.
 
@@ -194,8 +201,8 @@ class EngineThread:
         """
         log.error("the engine failed: %s", type(error).__name__, exc_info=error)
         session = self._session
-        self._note_failure(session.engine.failure_of(error))
-        dump_id = session.dump("exception", exception=error)
+        dump_id = session.dump(self._note_exception(error), exception=error)
+        self._past = PastFailure.of(error, dump_id)
         untouched = {request for request in session.scheduler.waiting if not request.num_output}
         waiting = [job for request, job in self._jobs.items() if request in untouched]
         lost = [job for request, job in self._jobs.items() if request not in untouched]
@@ -208,6 +215,20 @@ class EngineThread:
             self._session.add(job)
         self._end_all(lost, dump_id)
         self._set_gauges()
+
+    def _note_exception(self, error: Exception) -> str:
+        """Note the failure that an exception is, then the failed check that it follows from, since the last failure of
+        a dump is the one that a replay must show. Returns the kind of that one: the dump's reason."""
+        failure = self._session.engine.failure_of(error)
+        self._note_failure(failure)
+        for failure in self._session.untold():
+            self._note_failure(failure)
+        cause = self._session.behind(error)
+        if cause is not None and cause != failure:  # noted when it was found; its place is the last one
+            log.warning("which follows from %s of request %s: %s", cause.kind.value, cause.request_id, cause.message)
+            self._session.failed(cause)
+            failure = cause
+        return failure.kind.value
 
     def _note_failure(self, failure: Failure) -> None:
         self._count_failure(failure)

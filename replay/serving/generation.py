@@ -14,18 +14,10 @@ from replay.engine.stop_strings import TextStream
 from replay.openai_wire import ApiError, Choice, Usage
 from replay.serving.engine_thread import EngineThread
 from replay.serving.jobs import Ended, Job, Update
-from replay.serving.requests import Call
+from replay.serving.requests import Call, Prompt
 
 TIMEOUT_GRACE_S = 5.0
 """How long an engine that is in the middle of a step may take to notice a timeout."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prompt:
-    """``text`` is what the tokens were made from, None where the client sent ids."""
-
-    tokens: Sequence[int]
-    text: str | None
 
 
 class GenerationFailed(ApiError):

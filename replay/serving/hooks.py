@@ -50,7 +50,6 @@ class RecorderHook:
 
     def planned(self, plan: StepPlan) -> None:
         self._guarded(lambda: self._recorder.begin_step(self._start(plan)))
-        self._forget(plan.aborted)
 
     def stepped(self, outcome: StepOutcome) -> None:
         def record() -> None:
@@ -61,7 +60,8 @@ class RecorderHook:
                 self._recorder.keyframe(self._keyframe())
 
         self._guarded(record)
-        self._forget(outcome.finished)
+        # Not before the end: if the step raises, its failure is to name the request.
+        self._forget((*outcome.plan.aborted, *outcome.finished))
 
     def failed(self, failure: Failure) -> None:
         """A failure outside of a step's outcome."""

@@ -16,20 +16,22 @@ import torch
 from aiohttp import web
 
 from dumps.record.recorder import FlightRecorder, RecordLevel
+from dumps.text import printable
 from replay.engine.detokenize import Vocabulary
-from replay.engine.quirks import activate, defects_of, parse_quirk
+from replay.engine.quirks import Quirk, activate, defects_of, parse_quirk
 from replay.engine.runner import ModelRunner
 from replay.engine.schedule import EngineConfig
 from replay.engine.stop_strings import StopStrings
 from replay.engine.weights import LoadedModel, load_model
 from replay.errors import UsageError
 from replay.http_log import make_http_logger
-from replay.models.fingerprint import examine
+from replay.models.fingerprint import examine, weights_fingerprint
 from replay.models.locate import locate
 from replay.serving.app import Serving, make_app
 from replay.serving.contents import RecordKv
 from replay.serving.dumping import Dumper
 from replay.serving.engine_thread import TRACE, EngineThread
+from replay.serving.fingerprint import SystemFingerprint
 from replay.serving.identity import identity
 from replay.serving.leftovers import recover_leftovers
 from replay.serving.metrics import Metrics
@@ -58,7 +60,9 @@ def run(options: ServerOptions, *, as_json: bool = False) -> None:
     _set_up_logging(options.debug_level)
     if options.threads:
         torch.set_num_threads(options.threads)
+    _say(f"loading {options.model} ...")
     server = Server(options)
+    _say(server.description)
     asyncio.run(server.serve(as_json=as_json))
 
 
@@ -70,6 +74,7 @@ class Server:
         self.folder = _find(options.model)
         self.name = options.served_model_name or _name_of(options.model)
         options.dump_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.quirks = _quirks(options)
         recover_leftovers(options.dump_dir)
         self.model = _load(self.folder, options.dtype, options.device)
         self.config = options.engine_config(self.model.max_position_embeddings)
@@ -93,7 +98,7 @@ class Server:
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
-        loop.add_signal_handler(signal.SIGUSR2, lambda: engine.dump("demand"))
+        loop.add_signal_handler(signal.SIGUSR2, _dump_on_demand, engine)
         engine.start()
         try:
             await self._listen(runner)
@@ -118,12 +123,7 @@ class Server:
         options, model = self.options, self.model
         config = self.config
         kv = model.kv_store(num_blocks=config.num_blocks, block_size=config.block_size, quant_bits=config.kv_quant_bits)
-        quirks = [parse_quirk(spec) for spec in options.quirks]
-        if defects_of(quirks).register_early and not config.prefix_cache:
-            raise UsageError(
-                "quirk prefix-leak is a defect of the prefix cache, and there is none",
-                remedy="Serve with --prefix-cache.",
-            )
+        quirks = self.quirks
         facts = identity(
             options, name=self.name, folder=self.folder, model=model, kv=kv, config=self.config, quirks=quirks
         )
@@ -143,10 +143,26 @@ class Server:
             record_kv=_record_kv(options),
             keep_text=options.record == RecordLevel.FULL.value,
             damage=tuple(activate(quirk, kv) for quirk in quirks if quirk.kind.damages_data),
-            quirks=tuple(quirks),
+            quirks=quirks,
             checks=options.checks,
         )
         return Sessions(parts, options.dump_dir)
+
+    @property
+    def description(self) -> str:
+        """One line on what was loaded, and what is in force that is not by default."""
+        config, options, model = self.config, self.options, self.model
+        kv = f"int{config.kv_quant_bits}" if config.kv_quant_bits else model.dtype
+        parts = [
+            f"loaded {self.name} ({model.dtype} on {model.device})",
+            f"KV pool {config.num_blocks} blocks of {config.block_size} tokens ({kv}), when exhausted: "
+            f"{config.on_kv_exhausted.value}",
+            f"record {options.record}",
+            f"prefix cache {'on' if config.prefix_cache else 'off'}",
+            f"checks {'on' if options.checks else 'off'}",
+            f"quirks {', '.join(map(str, self.quirks)) or 'none'}",
+        ]
+        return "; ".join(parts)
 
     def _serving(self, engine: EngineThread) -> Serving:
         return Serving(
@@ -157,10 +173,25 @@ class Server:
             config=self.config,
             vocab_size=self.model.vocab_size,
             model_names=(self.name,),
+            fingerprint=str(
+                SystemFingerprint(
+                    weights=weights_fingerprint(self.folder)[:16],
+                    dtype=self.model.dtype,
+                    kernels=self.model.kernels,
+                    kv_quant_bits=self.config.kv_quant_bits,
+                )
+            ),
             created=int(time.time()),
             request_timeout_s=self.options.request_timeout_s,
             capacity=self.options.capacity,
         )
+
+
+def _dump_on_demand(engine: EngineThread) -> None:
+    if engine.alive:
+        engine.dump("demand")
+    else:
+        log.error("no dump: the engine's thread died; its ring %s is left for pplx-state recover", engine.session.ring)
 
 
 async def _shut_down(engine: EngineThread, serving: Serving, runner: web.AppRunner) -> None:
@@ -186,6 +217,23 @@ def _find(model: str) -> Path:
 
 def _name_of(model: str) -> str:
     return Path(model).name if Path(model).expanduser().exists() else model
+
+
+def _quirks(options: ServerOptions) -> tuple[Quirk, ...]:
+    """Raises `UsageError` for one that cannot be read, or that nothing could make happen."""
+    quirks = tuple(parse_quirk(spec) for spec in options.quirks)
+    if defects_of(quirks).register_early and not options.prefix_cache:
+        raise UsageError(
+            "quirk prefix-leak is a defect of the prefix cache, and there is none",
+            remedy="Serve with --prefix-cache.",
+        )
+    return quirks
+
+
+def _say(line: str) -> None:
+    """For people, on stderr: what waits for stdout waits for the ready line."""
+    sys.stderr.write(printable(line, 1000) + "\n")
+    sys.stderr.flush()
 
 
 def _load(folder: Path, dtype: str, device: str) -> LoadedModel:

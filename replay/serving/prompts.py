@@ -10,9 +10,10 @@ from tokenizers.decoders import ByteLevel
 from transformers import AutoTokenizer
 
 from replay.engine.detokenize import load_tokenizer
+from replay.engine.schedule import EngineConfig
 from replay.errors import ModelUnavailable
 from replay.openai_wire import invalid
-from replay.serving.requests import Message
+from replay.serving.requests import Call, Message, Prompt
 
 
 class PromptEncoder:
@@ -47,12 +48,56 @@ class PromptEncoder:
             raise invalid(f"The model's chat template refuses these messages: {error}", "messages") from None
         return str(text)
 
+    def prompts(self, call: Call, config: EngineConfig, vocab_size: int) -> list[Prompt]:
+        """Token ids of every prompt of ``call``, each checked against what an engine set up so can ever hold.
+
+        Raises:
+            ApiError: 400 that names the parameter.
+        """
+        param = "messages" if call.chat else "prompt"
+        given: Sequence[str | tuple[int, ...]] = [self.render(call.messages)] if call.chat else call.prompts
+        prompts = []
+        for prompt in given:
+            if isinstance(prompt, str):
+                # Megabytes take seconds to encode, only to be refused.
+                _check_length(config, self.fewest_tokens(prompt), param, at_least=True)
+                # A chat template writes the special tokens itself.
+                tokens, text = self.encode(prompt, add_special_tokens=not call.chat), prompt
+            else:
+                tokens, text = list(prompt), None
+            if not tokens:
+                raise invalid("The prompt holds no token.", param, "empty_prompt")
+            _check_length(config, len(tokens), param)
+            if max(tokens) >= vocab_size:
+                # A tokenizer with tokens that its model never got rows for. In the batch they would end every request.
+                raise invalid("The prompt holds a token that the model does not have.", param, "invalid_value")
+            prompts.append(Prompt(tokens=tokens, text=text))
+        return prompts
+
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         return list(self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def fewest_tokens(self, text: str) -> int:
         """A lower bound of the tokens of ``text``, found without encoding it. 0 where nothing can be said."""
         return len(text.encode()) // self._longest if self._longest else 0
+
+
+def _check_length(config: EngineConfig, num_tokens: int, param: str, *, at_least: bool = False) -> None:
+    counted = f"at least {num_tokens}" if at_least else f"{num_tokens}"
+    if num_tokens >= config.max_model_len:
+        raise invalid(
+            f"This model's maximum context length is {config.max_model_len} tokens. However, your prompt has "
+            f"{counted} tokens and the answer needs at least one. Please reduce its length.",
+            param,
+            "context_length_exceeded",
+        )
+    needed = -(-num_tokens // config.block_size)
+    if needed > config.num_blocks:
+        raise invalid(
+            f"The prompt has {counted} tokens and needs {needed} KV blocks; the server has {config.num_blocks}.",
+            param,
+            "kv_pool_too_small",
+        )
 
 
 def _longest_token(tokenizer: Tokenizer) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -18,6 +18,8 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 1024
 MAX_STOP_TOKENS = 256
 MAX_LOGIT_BIAS = 1024
+MAX_MAX_TOKENS = 2**31 - 1
+"""Far above any context, with which an answer ends at the latest: nothing is allocated by this number."""
 COMPLETION_MAX_TOKENS = 16
 """What /v1/completions generates when the client names no limit, as in the OpenAI API."""
 
@@ -78,6 +80,14 @@ class Call:
     @property
     def chat(self) -> bool:
         return self.endpoint == CHAT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """``text`` is what the tokens were made from, None where the client sent ids."""
+
+    tokens: Sequence[int]
+    text: str | None
 
 
 def parse_call(endpoint: str, body: Mapping[str, Any], *, vocab_size: int, flags: InternalFlags = NO_FLAGS) -> Call:
@@ -171,8 +181,11 @@ def _max_tokens(given: Fields, chat: bool) -> int:
         value = given.integer(name, -1)
         if value == -1:
             continue
-        if not 1 <= value < 2**31:
+        if value < 1:
             raise invalid(f"Invalid '{name}': must be at least 1, got {value}.", name, "integer_below_min_value")
+        if value > MAX_MAX_TOKENS:
+            problem = f"Invalid '{name}': must be at most {MAX_MAX_TOKENS}, got {value}."
+            raise invalid(problem, name, "integer_above_max_value")
         return value
     return 0 if chat else COMPLETION_MAX_TOKENS
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from replay.engine.schedule import EngineConfig, Executor
 from replay.engine.stop_strings import StopStrings
 from replay.serving.block_history import put_history
 from replay.serving.contents import KvWatch, RecordKv
-from replay.serving.dumping import Dumper
+from replay.serving.dumping import Dumper, PastFailure
 from replay.serving.hooks import RecorderHook
 from replay.serving.jobs import Job
 
@@ -87,18 +87,30 @@ class Session:
         if self._hook is not None:
             self._hook.failed(failure)
 
-    def dump(self, reason: str, *, exception: BaseException | None = None) -> str | None:
-        """Write a dump of this moment. Returns its id."""
+    def untold(self) -> Sequence[Failure]:
+        """Failed checks of a step that raised, which no outcome holds either."""
+        return () if self._checks is None else self._checks.untold
+
+    def behind(self, error: Exception) -> Failure | None:
+        """The failed check that an exception of a step follows from, if checks are on and know one."""
+        return None if self._checks is None else self._checks.behind(error)
+
+    def dump(
+        self, reason: str, *, exception: BaseException | None = None, past: PastFailure | None = None
+    ) -> str | None:
+        """Write a dump of this moment, which may come after a ``past`` failure. Returns its id."""
         if self._hook is None or self._hook.broken:
             log.error("no dump: the flight recorder is off, reason: %s", reason)
             return None
-        checks = self._checks
+
+        def describe(state: pb.RuntimeState) -> None:
+            if self._checks is not None:
+                put_history(self._checks.history, state)
+            if past is not None:
+                past.put(state)
+
         return self._dumper.write(
-            self.ring,
-            reason,
-            contents=self._watch.collect,
-            exception=exception,
-            describe=None if checks is None else lambda state: put_history(checks.history, state),
+            self.ring, reason, contents=self._watch.collect, exception=exception, describe=describe
         )
 
     def dump_from_outside(self, reason: str) -> str | None:

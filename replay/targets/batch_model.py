@@ -71,7 +71,7 @@ class BatchModel:
 
     def load(self, seat: Seat, folder: Path, *, dtype: str, kernels: Kernels, device: str, threads: int) -> Loaded:
         """Called by a task: the model that runs on ``seat``, shared with all who want the same."""
-        key = (_identity(folder), dtype, kernels, device, threads)
+        key = (identity_of(folder), dtype, kernels, device, threads)
 
         def load() -> Loaded:
             return load_weights(folder, dtype=dtype, kernels=kernels, device=device, threads=threads or self._threads)
@@ -123,7 +123,7 @@ class BatchModel:
             seat.answer(one.rows, error=one.error, seconds=one.seconds)
 
 
-def _identity(folder: Path) -> str:
+def identity_of(folder: Path) -> str:
     """The same for folders that hold the same weights, settings and tokenizer."""
     try:
         parts = [examine(folder).fingerprint]

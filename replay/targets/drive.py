@@ -210,6 +210,8 @@ class Drive:
             outcome = self.engine.step()
         except Exception as error:
             self.trail.failures.append(self.engine.failure_of(error))
+            if self.checks is not None:
+                self.trail.failures.extend(self.checks.untold)
             self.trail.exception = error
             return None
         self.trail.steps += outcome is not None

@@ -154,8 +154,6 @@ class InferenceReplay:
         """Raises `BudgetSpent`, and `InvalidState` when recorded KV contents do not fit the cache."""
         last = last_step(self._rebuilt, self._failure)
         first = self._rebuilt.steps[0].index if self._rebuilt.steps else 0
-        if self._restoring and (problem := why_unusable(self._dump, self._rebuilt, last, unchecked=True)):
-            return self._cannot_restore(problem)
         whole = not self._options.compare or self._mixes_blocks
         window = first if whole else max(first, last + 1 - self._options.window)
         window = last if self._restoring else window
@@ -216,19 +214,6 @@ class InferenceReplay:
         )
         run = self._result(window=0)
         run.missing = Reason.TOKENS_ABSENT
-        return run
-
-    def _cannot_restore(self, problem: str) -> Run:
-        self._findings.append(
-            finding(
-                Reason.KV_CONTENTS_ABSENT.value,
-                f"--kv restore: {problem}",
-                remedy="--kv recompute computes the cache from tokens; pplx-server --record tokens --record-kv live "
-                "records contents that can be restored",
-            )
-        )
-        run = self._result(window=0)
-        run.missing = Reason.KV_CONTENTS_ABSENT
         return run
 
     @property

@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from dumps.errors import DumpError
 from dumps.schema import state_pb2 as pb
 from dumps.schema.reader import Dump, open_dump
-from replay import strict_json
+from dumps.text import printable
 from replay.engine.failure import FailureKind
 from replay.engine.quirks import KINDS
 from replay.errors import (
@@ -25,7 +24,9 @@ from replay.errors import (
 from replay.report import finding
 from replay.signature import Signature
 from replay.targets.admit import admit, told
+from replay.targets.answers_changed import answers_changed
 from replay.targets.drive import Deadline, Emit
+from replay.targets.expected import expected_signature, own_signature
 from replay.targets.host import ALONE, Host
 from replay.targets.narrow import only_request
 from replay.targets.quirks import unknown_quirks
@@ -148,7 +149,8 @@ def run_job(job: Mapping[str, Any], emit: Emit, host: Host = ALONE) -> dict[str,
     began = host.clock()
     emit({"event": "progress", "stage": "open", "done": 0, "total": None})
     with open_dump(Path(job["dump"]), salvage=options.salvage) as dump:
-        expected = expected_signature(dump.state, options)
+        _refuse_program(dump.state, options.target)
+        expected = expected_signature(dump.state, options.signature)
         job_run = _Job(dump, options, expected, emit, host)
         try:
             runs = [job_run.once() for _ in range(options.repeat)]
@@ -179,31 +181,14 @@ def run_job(job: Mapping[str, Any], emit: Emit, host: Host = ALONE) -> dict[str,
         )
 
 
-def expected_signature(state: pb.RuntimeState, options: Options) -> Signature | None:
-    """The signature that a replay must show: of the file that was named, else of the dump's last failure.
-
-    Raises `UsageError` for a file that is neither a dump nor a signature in JSON.
-    """
-    if options.signature is None:
-        return own_signature(state)
-    path = Path(options.signature)
-    try:
-        with open_dump(path) as other:
-            signature = own_signature(other.state)
-            if signature is None:
-                raise UsageError(f"{path} records no failure, so it has no signature")
-            return signature
-    except DumpError as error:
-        try:
-            document = strict_json.loads(path.read_bytes())
-            return Signature.from_json(document.get("signature", document))
-        except (OSError, AttributeError, strict_json.InvalidJson):
-            raise UsageError(f"--signature {path}: neither a dump ({error}) nor a signature in JSON") from error
-
-
-def own_signature(state: pb.RuntimeState) -> Signature | None:
-    """The signature of the last failure that a dump records."""
-    return Signature.recorded(state.failures[-1], state) if state.failures else None
+def _refuse_program(state: pb.RuntimeState, target: str) -> None:
+    """Raises `UsageError` for the dump of a program, which has no engine to replay."""
+    if state.HasField("program") and not state.steps and not state.requests:
+        entry = printable(state.program.entry, 100) or "MODULE:CALLABLE"
+        raise UsageError(
+            f"the dump is that of a program, and --target {target} replays an engine",
+            remedy=f"run your program in its recorded world: --target app={entry}",
+        )
 
 
 class _Job:
@@ -221,6 +206,8 @@ class _Job:
         if self._options.scope == "request":
             rebuilt = only_request(rebuilt, self._own)
         run = self._run(rebuilt)
+        if self._modified and self._draws_answers(run):
+            run.answers = answers_changed(run.requests, run.outputs)
         if not self._modified and self._options.schedule == "recorded":
             run.divergence = first_divergence(run.divergence, run.difference, before=last_step(rebuilt, self._own))
         evidence = Evidence(
@@ -272,6 +259,11 @@ class _Job:
         """Whether this replay is of something else than what was recorded."""
         return bool(self._options.overrides.values) or self._options.scope == "request"
 
+    def _draws_answers(self, run: Run) -> bool:
+        """Whether the replay's answers are its own: neither fed from the record nor restored with its contents."""
+        own = run.mode == "strict" or self._options.overrides.changes_tokens
+        return self._options.target == "inference" and run.mode != "none" and own and self._options.kv != "restore"
+
     def _run(self, rebuilt: Rebuilt) -> Run:
         options = self._options
         deadline = Deadline(options.timeout_s, self._host.clock)
@@ -296,6 +288,7 @@ class _Job:
         try:
             # Torch is imported here, and only for this target: the base install has none.
             from replay.targets.inference import WINDOW_STEPS, InferenceOptions, InferenceReplay
+            from replay.targets.kv_restore import cannot_restore, check_numbers
             from replay.targets.load import load_for, load_weights
         except ModuleNotFoundError as error:
             package = (error.name or "").partition(".")[0]
@@ -314,8 +307,12 @@ class _Job:
             beyond=beyond,
             alone=options.scope == "request",
         )
+        last, dtype = last_step(rebuilt, self._own), options.overrides.dtype or self._dump.state.model.dtype
+        if inference.kv == "restore" and (missing := cannot_restore(self._dump, rebuilt, last)) is not None:
+            return self.empty(Reason.KV_CONTENTS_ABSENT, missing)
+        if inference.kv != "recompute" and options.overrides.changes_numbers:
+            check_numbers(self._dump, rebuilt, last, dtype=dtype, unchecked=inference.kv == "restore")
         if self._loaded is None:
-            dtype = options.overrides.dtype or self._dump.state.model.dtype
             self._loaded = load_for(
                 self._dump,
                 self._weights(),

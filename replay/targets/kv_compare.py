@@ -35,7 +35,7 @@ class KvComparison:
     def __init__(self, owners: Owners, *, strict: bool) -> None:
         self.compared = self.count = 0
         self._owners = owners
-        self._strict = strict
+        self.strict = strict
         self._first: _Place | None = None
 
     def add(self, blocks: list[int], recorded: NDArray[Any], computed: NDArray[Any], what: str = "") -> None:
@@ -44,7 +44,7 @@ class KvComparison:
         holds = np.array([[(block, slot) in self._owners for slot in range(ours.shape[3])] for block in blocks])
         self.compared += int(holds.sum()) * ours[0, :, :, 0].size
         differs = (ours != theirs) & holds[:, None, None, :, None]
-        if not self._strict:
+        if not self.strict:
             differs &= _not_finite(theirs)
         self.count += int(differs.sum())
         found = np.argwhere(differs.any(axis=4))

@@ -18,6 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dumps.kv_contents import ContentsPart, RecordedContents, has_contents
+from dumps.ledger import weakest
+from dumps.schema import state_pb2 as pb
 from dumps.schema.reader import Dump
 from dumps.tensors import from_le32
 from replay.engine.kv_store import NEVER, KVStore
@@ -29,6 +31,7 @@ from replay.report import finding
 from replay.targets.forward import written_by
 from replay.targets.kv_compare import KvComparison
 from replay.targets.rebuild import Rebuilt
+from replay.verdict import Reason
 
 
 @dataclass(slots=True)
@@ -118,7 +121,17 @@ class KvRestore:
         if restored:
             self._stamp(restored, before, ledger)
             self._fill_copied({block for request in running for block in request.blocks})
-        return comparison.findings()
+        return comparison.findings() or self._agreement(comparison, compared)
+
+    def _agreement(self, comparison: KvComparison, compared: Collection[int]) -> list[dict[str, Any]]:
+        """The finding that nothing differs: a check that is silent looks like one that was not made."""
+        if not comparison.compared:
+            return []
+        blocks = len(compared)  # without those that the failing step was the first to write to
+        what = "all bits as computed"
+        if not comparison.strict:
+            what = "no NaN or infinity that computing did not give; other bits are not compared in a forced replay"
+        return [finding("kv-agrees", f"recorded KV: {blocks} block{'s' * (blocks != 1)}, {what}", blocks=blocks)]
 
     def has_blocks(self, blocks: Sequence[int]) -> bool:
         """Whether the dump holds these blocks, or copies of them that the failing step made."""
@@ -241,6 +254,37 @@ def why_unusable(dump: Dump, rebuilt: Rebuilt, last: int, *, unchecked: bool) ->
     if unchecked and not dump.state.model.weights_fingerprint:
         return "the dump does not say which weights its contents were computed with"
     return ""
+
+
+def cannot_restore(dump: Dump, rebuilt: Rebuilt, last: int) -> dict[str, Any] | None:
+    """The finding that says why ``--kv restore`` cannot go to step ``last``, and what can; None where it can."""
+    problem = why_unusable(dump, rebuilt, last, unchecked=True)
+    if not problem:
+        return None
+    remedy = "--kv recompute computes the cache from tokens; "
+    if weakest(dump.state, "threads").grade == pb.ABSENT and not has_contents(dump):
+        # What a live process can say of itself only is absent from a ring: stacks, and contents with them.
+        problem += ", as it was recovered from a flight recorder's file, which never has any"
+        remedy += "a dump that the living server writes has them, with --record tokens --record-kv live"
+    else:
+        remedy += "pplx-server --record tokens --record-kv live records contents that can be restored"
+    return finding(Reason.KV_CONTENTS_ABSENT.value, f"--kv restore: {problem}", remedy=remedy)
+
+
+def check_numbers(dump: Dump, rebuilt: Rebuilt, last: int, *, dtype: str, unchecked: bool) -> None:
+    """Raises `UsageError` when the contents would be used, and a replay in ``dtype`` has numbers of another kind in its
+    cache. Needs no model."""
+    if not has_contents(dump) or why_unusable(dump, rebuilt, last, unchecked=unchecked):
+        return
+    kv, bits = dump.state.kv, rebuilt.config.kv_quant_bits
+    if (kv.dtype, kv.quant_bits) != (dtype, bits):
+        theirs, ours = f"{_named(kv.dtype, kv.quant_bits)} blocks", f"{_named(dtype, bits)} ones"
+        if kv.dtype != dtype:
+            theirs, ours = f"{theirs}, computed in {kv.dtype}", f"{ours}, computed in {dtype}"
+        raise UsageError(
+            f"the recorded KV contents are {theirs}; the cache of this replay has {ours}",
+            remedy="add --kv recompute, or leave dtype and KV bits as they were recorded",
+        )
 
 
 def _named(dtype: str, quant_bits: int) -> str:

@@ -24,7 +24,7 @@ class Run:
     counts tokens that were teacher-forced to get there. ``digests`` holds the logits digest of each request's last
     drawn token. ``quirks`` are those that were in force. ``nll`` holds the negative log-likelihood of each recorded
     token that the replay has logits for, by request id and index in its answer; ``fallbacks`` the decisions of early
-    exit to go on, counted and one by one.
+    exit to go on, counted and one by one. ``answers`` says which answers a modified replay changed.
     """
 
     requests: tuple[Request, ...]
@@ -49,6 +49,7 @@ class Run:
     quirks: tuple[Quirk, ...] = ()
     nll: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
     fallbacks: dict[str, Any] | None = None
+    answers: dict[str, Any] | None = None
 
 
 def first_divergence(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,6 +16,11 @@ from replay.errors import UsageError
 
 DTYPES = ("float32", "bfloat16")
 BOOLEANS = ("true", "false")
+AS_IN = "write it as --set kv.num_blocks=96"
+
+# What int() and float() take beside these (underscores, blanks, digits of other scripts, "08") is a slip of the pen.
+_INTEGER = re.compile(r"0|-?[1-9][0-9]{0,24}")
+_NUMBER = re.compile(r"[-+]?([0-9]{1,25}(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]{1,4})?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +125,11 @@ class Overrides:
         return any(SETTINGS[key].changes_tokens for key in self.values)
 
     @property
+    def changes_numbers(self) -> bool:
+        """Whether the KV cache may hold numbers of another kind than the recorded one."""
+        return not self.values.keys().isdisjoint({"model.dtype", "kv.quant_bits"})
+
+    @property
     def quirks_off(self) -> frozenset[str]:
         """Names of the quirks that are turned off."""
         return frozenset(key.partition(".")[2] for key in self.values if SETTINGS[key].field == "quirk")
@@ -169,7 +180,9 @@ def parse_assignments(assignments: tuple[str, ...]) -> dict[str, str]:
     for assignment in assignments:
         key, equals, value = assignment.partition("=")
         if not equals:
-            raise UsageError(f"--set {assignment}: no '=' in it", remedy="write it as --set kv.num_blocks=96")
+            raise UsageError(f"--set {assignment}: no '=' in it", remedy=AS_IN)
+        if not key:
+            raise UsageError(f"--set {assignment}: no key before the '='", remedy=AS_IN)
         if key in values:
             raise UsageError(f"--set {key} is given twice")
         values[key] = value
@@ -188,9 +201,9 @@ def checked(values: Mapping[str, Any]) -> Overrides:
 def _setting(key: str) -> Setting:
     if key in SETTINGS:
         return SETTINGS[key]
-    near = difflib.get_close_matches(key, SETTINGS, n=3, cutoff=0.4)
+    near = difflib.get_close_matches(key[:80], SETTINGS, n=3, cutoff=0.4)
     raise UsageError(
-        f"--set {key}: there is no such setting",
+        f"--set {key:.80}: there is no such setting" if key else "--set: '' is no setting's name",
         remedy=f"did you mean {' or '.join(near)}?" if near else f"there are: {', '.join(SETTINGS)}",
     )
 
@@ -199,16 +212,16 @@ def _value(setting: Setting, raw: Any) -> Any:
     wanted = " or ".join(setting.choices) if setting.choices else {int: "an integer", float: "a number"}[setting.kind]
     if setting.choices == BOOLEANS and isinstance(raw, bool):
         raw = str(raw).lower()
-    try:
-        if isinstance(raw, bool) or not isinstance(raw, str | int | float):
-            raise ValueError
-        value = setting.kind(raw) if setting.kind is not int else int(str(raw))
-    except ValueError:
-        raise UsageError(f"--set {setting.key}: wants {wanted}, got {raw!r}") from None
-    if setting.choices and str(value) not in setting.choices:
-        raise UsageError(f"--set {setting.key}: wants {wanted}, got {raw!r}")
+    shown = f"{raw!r:.80}"
+    text = "" if isinstance(raw, bool) or not isinstance(raw, str | int | float) else str(raw)
+    if setting.kind is float and text.lower().lstrip("+-") in ("nan", "inf", "infinity"):
+        raise UsageError(f"--set {setting.key}: wants a finite number, got {shown}")
+    pattern = {int: _INTEGER, float: _NUMBER}.get(setting.kind)
+    if (setting.choices and text not in setting.choices) or (pattern and not pattern.fullmatch(text)):
+        raise UsageError(f"--set {setting.key}: wants {wanted}, got {shown}")
+    value = setting.kind(text)
     if isinstance(value, float) and not math.isfinite(value):
-        raise UsageError(f"--set {setting.key}: wants a finite number, got {raw!r}")
+        raise UsageError(f"--set {setting.key}: wants a finite number, got {shown}")
     if setting.minimum is not None and value < setting.minimum:
-        raise UsageError(f"--set {setting.key}: must be at least {setting.minimum:g}, got {raw!r}")
+        raise UsageError(f"--set {setting.key}: must be at least {setting.minimum:g}, got {shown}")
     return value

@@ -53,10 +53,11 @@ def report_of(
         "match": decision.match,
         "divergence": run.divergence.to_json() if run.divergence else None,
         "requests": [_request(request, run, full=full) for request in run.requests],
+        "answers": run.answers,
         "perplexity": perplexity(value for answer in run.nll.values() for value in answer.values()),
         "fallbacks": _fallbacks(run, full=full),
         "kv": _kv(run, failure),
-        "failure": _facts(failure),
+        "failure": facts_of(failure),
         "compared": asdict(run.counts) | {"window_steps": run.window, "fast_forwarded_tokens": run.fast_forwarded},
         "findings": _difference(run) + _other_facts(dump.state, failure, decision) + run.findings,
         "fidelity": fidelity(dump.state),
@@ -84,7 +85,8 @@ def _failure(run: Run, seen: Signature | None) -> Failure | None:
     return next((failure for failure in run.failures if seen is not None and Signature.of(failure) == seen), None)
 
 
-def _facts(failure: Failure | None) -> dict[str, Any] | None:
+def facts_of(failure: Failure | None) -> dict[str, Any] | None:
+    """What is known of a failure, without what is not."""
     return None if failure is None else {key: value for key, value in asdict(failure).items() if value is not None}
 
 

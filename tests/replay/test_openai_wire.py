@@ -18,7 +18,7 @@ CHOICE = wire.Choice(index=0, text="hi", finish_reason="stop")
 
 
 def shape(chat: bool) -> wire.AnswerShape:
-    return wire.AnswerShape(id="x-1", model="m", created=1, chat=chat)
+    return wire.AnswerShape(id="x-1", model="m", created=1, chat=chat, fingerprint="fp")
 
 
 def test_bodies_are_those_of_the_official_client():

@@ -16,6 +16,7 @@ from replay.signature import Identity, Location, Signature, compare, normalise
         ("request chatcmpl-1f-0 needs 1 more block", "request r7 needs 12 more block"),
         ("illegal access at 0x7ffe12", "illegal access at 0xdeadbeef"),
         ("took 3.25 s", "took 4 s"),
+        ("loss 0.1", "loss 0.30000000000000004"),
         ("id 123e4567-e89b-42d3-a456-426614174000", "id 00000000-0000-4000-8000-000000000000"),
         ("  spaced\n out", "spaced out"),
     ],

@@ -23,15 +23,17 @@ LinearFunction = Callable[[torch.Tensor], torch.Tensor]
 class LinearForm:
     """How a linear layer is called. ``kernel``: "packed" (oneDNN, weights reordered once) or "plain" (`F.linear`).
 
-    ``rows`` is the row count of each call, 0 for any proven multiple of the tile. ``most`` bounds the rows of a call.
+    The rows are padded to a multiple of ``tile``, and a call has at most ``most``: up to so many every multiple of the
+    tile gave a row the same bits. ``limited``: not every multiple of the step's own tile does.
     """
 
     kernel: str
-    rows: int = 0
+    tile: int = 1
     most: int = 512
+    limited: bool = False
 
     def __str__(self) -> str:
-        return f"{self.kernel}/strict-{self.rows}" if self.rows else self.kernel
+        return f"{self.kernel}/{self.tile}-to-{self.most}" if self.limited else self.kernel
 
 
 def packing_available() -> bool:
@@ -70,7 +72,7 @@ KERNELS: dict[str, Callable[[torch.Tensor, torch.Tensor | None], LinearFunction]
 
 
 class ExactLinear(torch.nn.Module):  # type: ignore[misc]  # torch is not type-checked here
-    """Stands in for `nn.Linear`. Its input's rows must be a multiple of the tile for which `form` was proven."""
+    """Stands in for `nn.Linear`, in calls that `form` was proven for."""
 
     def __init__(self, function: LinearFunction, form: LinearForm) -> None:
         super().__init__()
@@ -80,12 +82,14 @@ class ExactLinear(torch.nn.Module):  # type: ignore[misc]  # torch is not type-c
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         # In two dimensions, as it was proven: for a part of a longer call torch would take its kernel for batches.
         rows = hidden.reshape(-1, hidden.shape[-1])
-        step = self.form.rows or self.form.most
-        if rows.shape[0] <= step:
+        count = rows.shape[0]
+        if missing := -count % self.form.tile:
+            rows = functional.pad(rows, (0, 0, 0, missing))
+        if rows.shape[0] <= self.form.most:
             result = self.function(rows)
         else:
-            result = torch.cat([self.function(part) for part in rows.split(step)])
-        return result.view(*hidden.shape[:-1], -1)
+            result = torch.cat([self.function(part) for part in rows.split(self.form.most)])
+        return result[:count].view(*hidden.shape[:-1], -1)
 
 
 def exact_attention(

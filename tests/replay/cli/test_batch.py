@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -11,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,9 @@ import pytest
 
 from replay.cli.batch import NOT_SHARED, batch
 from replay.cli.run import run as run_command
+from replay.isolate.batch import run_batch
 from tests.fixture_folders import FIXTURES
+from tests.reports import without_times
 
 OVERFLOW = FIXTURES / "kv-overflow" / "dump.pplx"
 NAN = FIXTURES / "nan-block" / "dump.pplx"
@@ -44,10 +48,6 @@ def crashes(tmp_path: Path) -> Path:
         (folder / name).write_bytes(source.read_bytes())
     (folder / "notes.txt").write_text("not a dump")
     return folder
-
-
-def without_times(report: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in report.items() if key != "timings"}
 
 
 def test_each_dump_gets_the_report_that_run_gives(crashes):
@@ -181,7 +181,7 @@ def test_folders_below_and_dumps_of_one_name(crashes, tmp_path):
 
 def test_every_option_of_run_is_there_but_those_for_one_dump():
     ours = {param.name for param in batch.params}
-    assert {param.name for param in run_command.params} - ours == NOT_SHARED - {"timeout"}
+    assert {param.name for param in run_command.params} - ours == NOT_SHARED - {"timeout", "target"}
     assert ours - {param.name for param in run_command.params} == {"paths", "recursive", "out", "at_once"}
 
 
@@ -189,7 +189,7 @@ def test_the_schedule_and_the_help_need_no_torch(crashes):
     code = (
         "import sys\n"
         "from replay.isolate.batch_job import run\n"
-        "from replay.cli.main import replay\n"
+        "from replay.cli.groups import replay\n"
         f"run({{'dumps': [{str(crashes / 'a.pplx')!r}], 'target': 'schedule'}}, lambda event: None)\n"
         "try:\n"
         "    replay.main(['batch', '--help'], prog_name='x')\n"
@@ -247,6 +247,24 @@ def test_a_killed_worker_takes_no_report_with_it_and_its_open_dumps_run_alone(tm
     kept = [without_times(entry["report"]) for entry in document["dumps"]]
     assert all(report == kept[0] for report in kept)
     assert kept[0]["verdict"] == "reproduced"
+
+
+def test_a_worker_killed_before_its_first_dump_is_told_once_and_every_dump_still_gets_its_report(tmp_path, capsys):
+    for name in "abc":
+        (tmp_path / f"{name}.pplx").write_bytes(OVERFLOW.read_bytes())
+    with contextlib.suppress(SystemExit):
+        batch_of_a_worker_that_dies_at_once(tmp_path)
+    shown = capsys.readouterr()
+    assert shown.err.count("3 dumps go on one by one, in a process each: ") == 1
+    assert shown.out.count("- replayed alone: a.pplx, b.pplx, c.pplx: ") == 1
+    assert shown.out.splitlines()[1].split()[:2] == ["reproduced", "3"]
+
+
+def batch_of_a_worker_that_dies_at_once(folder: Path) -> None:
+    deadly = partial(run_batch, batch_function="tests.replay.isolate.batch_jobs:dies_at_once")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("replay.cli.batch.run_batch", deadly)
+        batch.main([str(folder), *SCHEDULE], prog_name="batch")
 
 
 def test_ctrl_c_keeps_the_reports_that_are_out_and_says_what_was_done(tmp_path):

@@ -280,6 +280,36 @@ def test_progress_in_a_pipe_is_a_line_per_stage(capsys: pytest.CaptureFixture[st
     assert [line.split(" in ")[0] for line in lines[1::2]] == ["loading: done", "stepping: done"]
 
 
+def test_a_long_stage_says_in_a_pipe_how_far_it_is_now_and_then(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = iter(range(1000))
+    monkeypatch.setattr("replay.cli.progress.time.monotonic", lambda: float(next(seconds)))
+    with progress() as update:
+        for done in range(0, 13_000, 1000):  # a second each
+            update("fast-forward (tokens)", done, 12_000)
+        for done in range(7):
+            update("steps beyond the record", done)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [
+        "fast-forward (tokens) ...",
+        "fast-forward (tokens): 5,000 of 12,000",
+        "fast-forward (tokens): 10,000 of 12,000",
+        "fast-forward (tokens): done in 14.0 s",
+        "steps beyond the record ...",
+        "steps beyond the record: 4",
+        "steps beyond the record: done in 8.0 s",
+    ]
+
+
+def test_progress_of_bytes_in_a_pipe(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("replay.cli.progress.LINE_EVERY_S", 0.0)
+    with progress(in_bytes=True) as update:
+        update("pulling", 0, 94_000_000)
+        update("pulling", 47_000_000, 94_000_000)
+    assert "pulling: 47.0 MB of 94.0 MB" in capsys.readouterr().err.splitlines()
+
+
 def test_progress_does_not_claim_that_failed_work_is_done(capsys: pytest.CaptureFixture[str]) -> None:
     def failing() -> None:
         with progress() as update:

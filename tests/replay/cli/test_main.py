@@ -9,8 +9,9 @@ from pathlib import Path
 import click
 import pytest
 
-from replay.cli import main
-from replay.cli.main import LazyCommand, LazyGroup
+from replay.cli import groups, main
+from replay.cli.failures import explain
+from replay.cli.groups import LazyCommand, LazyGroup
 
 ROOT = Path(__file__).parents[3]
 HEAVY = {"torch", "transformers", "aiohttp", "google.protobuf", "hypothesis"}
@@ -32,7 +33,7 @@ def modules_after(group: str, *arguments: str) -> set[str]:
     """What is imported once a group has answered."""
     code = (
         "import json, sys\n"
-        f"from replay.cli.main import {group}\n"
+        f"from replay.cli.groups import {group}\n"
         "try:\n"
         f"    {group}.main({list(arguments)!r}, prog_name='x')\n"
         "except SystemExit as left:\n"
@@ -46,7 +47,7 @@ def modules_after(group: str, *arguments: str) -> set[str]:
 
 def all_lazy() -> list[tuple[str, LazyCommand]]:
     found = []
-    for group in (main.pplx, main.replay, main.state):
+    for group in (groups.pplx, groups.replay, groups.state):
         found += [(f"{group.name} {name}", lazy) for name, lazy in group.lazy.items()]
     return found
 
@@ -80,7 +81,7 @@ def test_help_lists_the_table_in_its_order() -> None:
     assert done.returncode == 0
     assert "\x1b" not in done.stdout
     listed = [line.split()[0] for line in done.stdout.split("Commands:\n")[1].splitlines() if line[2] != " "]
-    assert listed == list(main.replay.lazy)
+    assert listed == list(groups.replay.lazy)
 
 
 def test_no_arguments_shows_the_help() -> None:
@@ -144,9 +145,30 @@ def test_server_entry_point_names_itself() -> None:
     assert done.stdout.startswith("Usage: pplx-server ")
 
 
+@pytest.mark.parametrize(("arguments", "said"), [([], "interrupted\n"), (["--json"], "")])
+@pytest.mark.parametrize("entry", ["pplx", "replay", "state", "server"])
+def test_ctrl_c_while_modules_are_imported_is_quiet(entry: str, arguments: list[str], said: str) -> None:
+    code = (
+        "import sys\n"
+        f"from replay.cli.main import {entry}\n"
+        "class Interrupting:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'click':\n"
+        "            raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupting())\n"
+        f"{entry}()"
+    )
+    done = pplx(*arguments, code=code)
+    assert (done.returncode, done.stderr) == (130, said)
+    if arguments:
+        assert json.loads(done.stdout)["error"] == explain(KeyboardInterrupt()).as_json()
+    else:
+        assert done.stdout == ""
+
+
 def test_a_target_that_is_no_command_is_an_error() -> None:
     with pytest.raises(TypeError, match="not a click command"):
-        LazyCommand("replay.cli.main:REPLAY_HELP", "x").load()
+        LazyCommand("replay.cli.groups:REPLAY_HELP", "x").load()
 
 
 def test_lazy_and_plain_commands_live_side_by_side() -> None:

@@ -117,6 +117,14 @@ def test_a_recorders_file_is_not_taken_for_a_dump_of_another_release(tmp_path):
     assert "pplx-state recover" in done.stderr
 
 
+@pytest.mark.parametrize("option", ["--timeout", "--load-timeout"])
+def test_a_bad_duration_names_its_option_once(option):
+    done = run(OVERFLOW, option, "soon")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"Invalid value for '{option}': not a usable duration: 'soon'" in done.stderr
+    assert done.stderr.count(option) == 1
+
+
 def test_changed_settings_say_what_became_of_the_failing_request():
     done = run(OVERFLOW, "--target", "schedule", "--set", "kv.num_blocks=160")
     line = next(line for line in done.stdout.splitlines() if line.startswith("failing request"))
@@ -146,3 +154,18 @@ def test_a_failure_of_a_dump_without_one_is_told_as_such(tmp_path):
     done = run(tmp_path / "silent.pplx", "--target", "schedule")
     assert done.returncode == 11
     assert done.stdout.startswith("different-failure: the dump records no failure, and its replay shows one\n")
+
+
+@pytest.mark.parametrize("command", ["run", "batch"])
+def test_a_model_is_named_from_where_its_user_stands(tmp_path, command):
+    """The worker stands elsewhere."""
+    copy = tmp_path / "dumps" / "dump.pplx"
+    copy.parent.mkdir()
+    copy.write_bytes(NAN.read_bytes())
+    (tmp_path / "weights").symlink_to(NAN.parent / "model")
+    words = [sys.executable, "-m", "replay.cli", "replay", command, "dumps/dump.pplx", "--model", "weights", "--json"]
+    environment = os.environ | {"PYTHONPATH": str(FIXTURES.parent)}
+    done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=tmp_path, env=environment)
+    report = json.loads(done.stdout)
+    report = report["dumps"][0]["report"] if command == "batch" else report
+    assert report["verdict"] == "reproduced", done.stderr

@@ -8,10 +8,12 @@ from datetime import UTC, datetime
 import pytest
 from click.testing import CliRunner
 
+from dumps.ledger import record
+from dumps.schema import state_pb2 as pb
 from dumps.schema.reader import open_dump
 from dumps.schema.writer import write_dump
 from replay.cli import state_dump
-from replay.cli.main import state as state_group
+from replay.cli.groups import state as state_group
 from tests.fixture_folders import FIXTURES
 from tests.handmade import field, manifest_field, seal_up
 from tests.small_dump import small_state, write_small
@@ -46,6 +48,35 @@ class TestPeople:
             assert heading in lines
             assert lines.index(heading) > at
         assert any("kv_cache_used_bytes" in line for line in lines)
+
+    def test_what_is_off_by_default_is_shown_when_it_was_on(self, tmp_path):
+        state = small_state()
+        del state.quirks[:]
+        state.engine.prefix_cache = state.engine.checks = False
+        state.engine.kv_quant_bits = 0
+        write_dump(tmp_path / "off.pplx", state)
+        assert "switched on" not in call("dump", tmp_path / "off.pplx").stdout
+        state.engine.prefix_cache = state.engine.checks = True
+        state.engine.kv_quant_bits = 8
+        state.quirks.add(name="multinomial")
+        write_dump(tmp_path / "on.pplx", state)
+        shown = call("dump", tmp_path / "on.pplx").stdout
+        (line,) = (line for line in shown.splitlines() if "switched on" in line)
+        assert line.split(maxsplit=2)[2] == "prefix cache, checks, KV cache of 8-bit integers, quirk multinomial"
+
+    def test_a_dump_without_a_failure_or_a_step_says_why_and_claims_no_number(self, tmp_path):
+        state = small_state()
+        del state.failures[:]
+        state.kv.free_blocks = b""
+        record(state, "failures", pb.ABSENT, "the engine failed (KeyError: 'a') and began anew")
+        record(state, "kv.free_blocks", pb.ABSENT, "no step was taken yet")
+        write_dump(tmp_path / "anew.pplx", state)
+        shown = call("dump", tmp_path / "anew.pplx").stdout.splitlines()
+        at = shown.index("What failed")
+        assert shown[at + 1].strip().startswith("no failure is recorded")
+        assert shown[at + 2].strip() == "the engine failed (KeyError: 'a') and began anew"
+        (blocks,) = (line for line in shown if line.strip().startswith("blocks"))
+        assert blocks.endswith(", the free ones not known")
 
     def test_nothing_in_a_dump_acts_on_a_terminal(self, tmp_path):
         state = small_state()

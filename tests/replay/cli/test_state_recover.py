@@ -12,10 +12,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from dumps.ledger import record
 from dumps.record.image import read_ring
 from dumps.record.recorder import RecordLevel
 from dumps.record.recover import recover as recover_ring
+from dumps.record.state import state_from_ring
+from dumps.schema import state_pb2 as pb
 from dumps.schema.reader import open_dump
+from dumps.schema.writer import write_dump
 from replay.cli.state_recover import recover
 from tests.flight import Flight, make_config, make_recorder
 
@@ -135,6 +139,28 @@ def test_control_characters_of_a_ring_never_reach_the_terminal(tmp_path):
     done = run(tmp_path / "a.ring")
     assert "\\x1b[31mred\\u202e" in done.stdout
     assert "\x1b" not in done.stdout
+
+
+def test_a_failure_of_which_the_living_server_had_written_a_dump_is_said_to_have_one(tmp_path):
+    flight = dead_ring(tmp_path / "a.ring")
+    flight.recorder.failure({"kind": "exception", "message": "boom", "step": 3, "time_ns": 4711})
+    state = state_from_ring(read_ring(tmp_path / "a.ring"), reason="exception")
+    record(state, "threads", pb.OBSERVED)
+    write_dump(tmp_path / "written.pplx", state)
+    for name, change in (("other-time", {"time_ns": 4712}), ("other-kind", {"kind": "stall"})):
+        other = pb.RuntimeState()
+        other.CopyFrom(state)
+        for key, value in change.items():
+            setattr(other.failures[-1], key, value)
+        write_dump(tmp_path / f"{name}.pplx", other)
+    (tmp_path / "noise.pplx").write_bytes(b"noise")
+    bury(tmp_path / "a.ring")
+    done = run(tmp_path / "a.ring", "-o", tmp_path / "out.pplx")
+    line = f"written    the server had written a dump of this failure: {tmp_path / 'written.pplx'}"
+    assert [shown for shown in done.stdout.splitlines() if shown.startswith("written")] == [line]
+    # A second recovery is told of the server's dump only, not of the first one.
+    again = json.loads(run(tmp_path / "a.ring", "-o", tmp_path / "again.pplx", "--json").stdout)
+    assert again["written_before"] == [str(tmp_path / "written.pplx")]
 
 
 def test_a_full_disk_leaves_no_half_dump_that_blocks_the_next_try(tmp_path):

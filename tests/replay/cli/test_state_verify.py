@@ -7,9 +7,10 @@ import json
 import pytest
 from click.testing import CliRunner
 
+from dumps.schema import state_pb2 as pb
 from dumps.schema.reader import open_dump
 from dumps.schema.writer import write_dump
-from replay.cli.main import state as state_group
+from replay.cli.groups import state as state_group
 from tests.small_dump import small_sections, small_state, write_small
 
 
@@ -29,6 +30,17 @@ def test_a_good_dump(small):
     assert "5 seals hold" in result.stdout
     assert "3 section parts decode" in result.stdout
     assert "no contradiction in 2 requests, 3 steps, 3 KV blocks" in result.stdout
+
+
+def test_of_a_program_its_calls_are_counted(tmp_path):
+    state = pb.RuntimeState()
+    state.manifest.id = "0123456789abcdef"
+    state.program.entry = "agent:main"
+    state.tool_calls.add(id="a", name="search", status="pending")
+    write_dump(tmp_path / "program.pplx", state)
+    said = call("verify", tmp_path / "program.pplx").stdout
+    assert "in 0 exchanges, 1 tool calls, 0 file operations" in said
+    assert "KV" not in said
 
 
 def test_a_contradiction(tmp_path):

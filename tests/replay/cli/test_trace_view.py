@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from dumps.schema import state_pb2 as pb
 from dumps.schema.writer import write_dump
 from dumps.trace import FallbackEvent, add_fallback
-from replay.cli.main import state as pplx_state
+from replay.cli.groups import state as pplx_state
 from replay.cli.trace_view import MOST_EVENTS, describe_trace
 from tests.small_dump import small_state
 

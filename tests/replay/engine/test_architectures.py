@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from replay.engine.architectures import TESTED
 from replay.engine.weights import load_model
 from replay.errors import PositionOverflow, ReplayError, UnsupportedModel
 from tests.mixing import random_tokens
-from tests.peer import our_generate, our_logits, stock_generate, stock_logits, stock_model
+from tests.peer import differing_positions, our_generate, our_logits, stock_generate, stock_logits, stock_model
 from tests.tiny_models import CONFIGS, WINDOW, make_model
 
 LENGTH = 40
@@ -44,24 +45,13 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("models")
     return {kind: make_model(root / kind, kind) for kind in CONFIGS}
 
 
-def apart(ours, theirs) -> list[int]:
-    """Positions at which any logit is further apart than rounding explains."""
-    assert ours.shape == theirs.shape
-    return np.flatnonzero(~(np.abs(ours - theirs).max(axis=1) <= TOLERANCE)).tolist()
+apart = partial(differing_positions, tolerance=TOLERANCE)
 
 
 def test_every_entry_of_the_tested_list_has_a_tiny_model():

@@ -12,10 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replay.engine.loaded import LoadedModel
-from replay.engine.runner import ModelRunner
 from replay.engine.weights import load_model
 from tests.devices import DEVICES
-from tests.mixing import BLOCK_SIZE, chunks_of, make_request, random_tokens, run_among
+from tests.mixing import (
+    BLOCK_SIZE,
+    chunks_of,
+    make_request,
+    poisoned_runner,
+    random_tokens,
+    run_among,
+    run_in_drawn_mix,
+)
 from tests.tiny_models import CONFIGS, make_model
 
 DTYPES = ("float32", "bfloat16")
@@ -57,21 +64,6 @@ def load(tmp_path_factory):
     return load
 
 
-@pytest.fixture(autouse=True)
-def threads():
-    """Leaves torch's thread count as it was."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
-def new_runner(model: LoadedModel, num_blocks: int = NUM_BLOCKS) -> ModelRunner:
-    kv = model.kv_store(num_blocks=num_blocks, block_size=BLOCK_SIZE)
-    # What a freed block holds must never matter.
-    kv.fill_blocks(range(num_blocks), float("nan"))
-    return ModelRunner(model, kv)
-
-
 def run(model: LoadedModel, lengths, *, mates: int = 0, first_block: int = 0, backwards: bool = False):
     """Logits and KV of one request, computed in chunks of `lengths` among `mates` others of uneven chunks."""
     tokens = random_tokens(LENGTH, model.vocab_size, seed=1)
@@ -85,7 +77,7 @@ def run(model: LoadedModel, lengths, *, mates: int = 0, first_block: int = 0, ba
         for index in range(mates)
     ]
     return run_among(
-        new_runner(model),
+        poisoned_runner(model, num_blocks=NUM_BLOCKS),
         make_request(tokens, blocks[::-1] if backwards else blocks),
         lengths,
         others=others,
@@ -138,9 +130,9 @@ def test_same_bits_where_a_window_hides_a_whole_block_of_keys(load, kind, window
     model = load(kind, dtype, window=window, device=device)
     tokens = random_tokens(1040, model.vocab_size, seed=3)
     blocks = range(-(-len(tokens) // BLOCK_SIZE))
-    whole, _ = run_among(new_runner(model, 70), make_request(tokens, blocks), [len(tokens)])
+    whole, _ = run_among(poisoned_runner(model, num_blocks=70), make_request(tokens, blocks), [len(tokens)])
     lengths = [500, 3, 1, 40, *chunks_of(1, 20), 466, *chunks_of(1, 10)]
-    stepped, _ = run_among(new_runner(model, 70), make_request(tokens, blocks[::-1]), lengths)
+    stepped, _ = run_among(poisoned_runner(model, num_blocks=70), make_request(tokens, blocks[::-1]), lengths)
     assert np.isfinite(whole).all()
     assert np.array_equal(whole, stepped)
 
@@ -152,26 +144,8 @@ def test_same_bits_in_any_mix_chunking_placement_and_number_of_threads(load, dat
     model = load(kind, data.draw(st.sampled_from(DTYPES), label="dtype"), threads)
     length = data.draw(st.integers(2, 48), label="length")
     tokens = random_tokens(length, model.vocab_size, seed=data.draw(st.integers(0, 9), label="seed"))
-    needed = -(-length // BLOCK_SIZE)
-    expected, expected_kv = run_among(new_runner(model), make_request(tokens, range(needed)), [length])
-
-    lengths: list[int] = []
-    while sum(lengths) < length:
-        lengths.append(data.draw(st.integers(1, min(33, length - sum(lengths))), label="chunk"))
-    blocks = data.draw(st.permutations(range(NUM_BLOCKS)), label="blocks")
-    count = data.draw(st.integers(0, 7), label="others")
-    others = [
-        make_request(random_tokens(48, model.vocab_size, seed=100 + i), blocks[8 + 3 * i : 11 + 3 * i], name=f"o{i}")
-        for i in range(count)
-    ]
-    takes = data.draw(st.lists(st.integers(1, 30), min_size=7, max_size=7), label="other lengths")
-    logits, kv = run_among(
-        new_runner(model),
-        make_request(tokens, blocks[:needed]),
-        lengths,
-        others=others,
-        other_length=lambda step, index: takes[(step + index) % 7],
-        place=data.draw(st.integers(0, count), label="place"),
-    )
+    runner = poisoned_runner(model, num_blocks=NUM_BLOCKS)
+    expected, expected_kv = run_among(runner, make_request(tokens, range(-(-length // BLOCK_SIZE))), [length])
+    _, logits, kv = run_in_drawn_mix(data, poisoned_runner(model, num_blocks=NUM_BLOCKS), tokens, other_tokens=48)
     assert np.array_equal(expected, logits)
     assert np.array_equal(expected_kv[:-1], kv[:-1])

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from replay.engine.block_checks import BlockChecks
 from replay.engine.defects import Defects
 from replay.engine.engine import Engine, StepOutcome
-from replay.engine.failure import Failure, FailureKind, SlotRead
+from replay.engine.failure import Blame, Failure, FailureKind, SlotRead, blame, blamed
 from replay.engine.live import LiveScheduler
 from replay.engine.recorded import RecordedScheduler, RecordedStep, StartState
 from replay.engine.request import FinishCause, Request, SamplingParams, Status
@@ -72,10 +72,10 @@ def config(**changes) -> EngineConfig:
 class Run:
     """An engine on `Memory` with checks."""
 
-    def __init__(self, *requests: Request, **changes) -> None:
+    def __init__(self, *requests: Request, poison: bool = True, **changes) -> None:
         self.scheduler = LiveScheduler(config(**changes))
         self.memory = Memory(self.scheduler.config.num_blocks)
-        self.checks = BlockChecks(self.scheduler, self.memory)
+        self.checks = BlockChecks(self.scheduler, self.memory, poison=poison)
         self.engine = Engine(scheduler=self.scheduler, executor=self.memory, hooks=[self.checks])
         for one in requests:
             self.engine.add(one)
@@ -91,11 +91,16 @@ class Run:
         return found
 
 
+@pytest.fixture(params=[True, False], ids=["poison", "no poison"])
+def poison(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
 @pytest.fixture
-def two() -> tuple[Request, Request, Run]:
+def two(poison) -> tuple[Request, Request, Run]:
     """Two requests of nine and six tokens, after four steps."""
     first, second = request("a", range(9)), request("b", range(20, 26))
-    run = Run(first, second)
+    run = Run(first, second, poison=poison)
     assert run.failures(4) == []
     return first, second, run
 
@@ -126,14 +131,14 @@ def test_blocks_in_the_wrong_order_are_found(two):
     assert (failure.read.writer, failure.read.writer_position) == ("a", 4)
 
 
-def test_a_block_on_the_free_list_that_is_still_read_is_found_before_and_after_it_is_given_away(two):
+def test_a_block_on_the_free_list_that_is_still_read_is_found_before_and_after_it_is_given_away(two, poison):
     first, _, run = two
     block = first.blocks[0]
     run.scheduler.pool.release([block])
     [failure] = run.failures()
     assert (failure.invariant, failure.position) == ("slot-freed", 0)
     assert failure.read == SlotRead(block=block, slot=0, writer="a", writer_position=0, written_by_step=0)
-    assert run.memory.slots[block * BLOCK] is None  # poisoned
+    assert (run.memory.slots[block * BLOCK] is None) == poison
     events = [(event.step, event.event, event.request) for event in run.checks.history.of(block)]
     assert events == [(0, "allocate", "a"), (4, "free", None)]
 
@@ -155,6 +160,46 @@ def test_a_block_that_was_given_away_holds_another_requests_token():
     assert events == [(0, "allocate", "a"), (2, "free", None), (3, "allocate", "c")]
 
 
+def test_an_exception_follows_from_a_failed_check_only_if_that_was_of_its_block(two):
+    first, _, run = two
+    run.scheduler.pool.release([first.blocks[0]])
+    [failure] = run.failures()
+    run.engine.abort(first, FinishCause.CLIENT_GONE)
+    with pytest.raises(ValueError, match="released more often") as raised:
+        run.engine.step()
+    assert blamed(raised.value) == Blame(request_id="a", block=first.blocks[0])
+    assert run.checks.behind(raised.value) is failure
+    other = ValueError("of a block that no check was about")
+    blame(other, Blame(block=first.blocks[1]))
+    assert run.checks.behind(other) is None
+    assert run.checks.behind(KVCacheExhausted("no block is free", remedy="more blocks")) is None
+
+
+def test_a_failed_check_of_a_blocks_earlier_owners_is_behind_nothing():
+    owner, run = request("a", range(9), limit=20), Run(num_blocks=6)
+    run.engine.add(owner)
+    run.steps(2)
+    block = owner.blocks[0]
+    run.scheduler.pool.release([block])
+    [failure] = run.failures()
+    error = ValueError("released")
+    blame(error, Blame(block=block))
+    assert run.checks.behind(error) is failure
+    run.scheduler.pool.allocate(run.scheduler.pool.num_free)  # the block too, so that its owner may give it back
+    run.engine.abort(owner, FinishCause.CLIENT_GONE)
+    run.steps(1)
+    assert run.checks.behind(error) is None
+
+
+def test_what_a_step_finds_before_it_raises_is_kept(two, monkeypatch):
+    first, second, run = two
+    first.blocks[1] = second.blocks[0]
+    monkeypatch.setattr(run.memory, "execute", lambda plan: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        run.engine.step()
+    assert [failure.request_id for failure in run.checks.untold] == ["a"]
+
+
 def test_a_write_into_a_block_of_another_table_is_found(two):
     first, second, run = two
     second.blocks[-1] = first.blocks[-1]
@@ -162,6 +207,35 @@ def test_a_write_into_a_block_of_another_table_is_found(two):
     found = run.failures()
     assert "block-shared" in {failure.invariant for failure in found}
     assert {failure.request_id for failure in found} == {"a", "b"}
+
+
+def test_a_request_whose_token_another_one_writes_over_is_found_though_its_own_table_is_right(two):
+    first, second, run = two
+    first.blocks.append(second.blocks[2])
+    [failure] = run.failures()
+    assert (failure.invariant, failure.request_id, failure.position) == ("slot-foreign", "b", 8)
+    assert failure.read == SlotRead(block=second.blocks[2], slot=0, writer="a", writer_position=12, written_by_step=4)
+
+
+def test_a_request_that_leaves_blocks_which_others_share_is_not_named_when_those_give_them_back(two):
+    first, _, run = two
+    run.scheduler.pool.share(shared := list(first.blocks))
+    run.engine.abort(first, FinishCause.CLIENT_GONE)
+    run.steps(1)
+    run.scheduler.pool.release(shared)
+    run.steps(1)
+    events = [(event.event, event.request) for event in run.checks.history.of(shared[0])]
+    assert events == [("allocate", "a"), ("share", None), ("free", None)]
+
+
+def test_a_block_that_was_written_since_is_poisoned_again():
+    run = Run(request("a", [5], limit=1), num_blocks=1)
+    run.steps(1)
+    run.engine.add(request("b", [6, 7], limit=1))
+    run.steps(1)
+    run.engine.add(request("c", [8], limit=1))
+    run.steps(1)
+    assert run.memory.spoilt == [0, 0, 0]
 
 
 def test_a_write_into_a_free_block_is_found(two):

@@ -14,14 +14,6 @@ from replay.engine.probe import NoExactKernel, random_rows
 from replay.errors import UnsupportedModel
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 class Conv1D(torch.nn.Module):  # type: ignore[misc]  # torch is not type-checked here
     """A linear layer with weights [in, out], as GPT-2 has it in transformers."""
 

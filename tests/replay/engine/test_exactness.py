@@ -12,10 +12,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replay.engine.runner import ModelRunner
 from replay.engine.weights import LoadedModel, load_model
 from tests.devices import DEVICES
-from tests.mixing import BLOCK_SIZE, chunks_of, make_request, random_tokens, run_among
+from tests.mixing import (
+    BLOCK_SIZE,
+    chunks_of,
+    make_request,
+    poisoned_runner,
+    random_tokens,
+    run_among,
+    run_in_drawn_mix,
+)
 from tests.tiny import make_tiny_model
 
 DTYPES = ("float32", "bfloat16")
@@ -38,23 +45,8 @@ def tiny(tmp_path_factory):
     return load
 
 
-@pytest.fixture(autouse=True)
-def threads():
-    """Leaves torch's thread count as it was."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
-def new_runner(model: LoadedModel, *, num_blocks: int = 128) -> ModelRunner:
-    kv = model.kv_store(num_blocks=num_blocks, block_size=BLOCK_SIZE)
-    # What a freed block holds must never matter.
-    kv.fill_blocks(range(num_blocks), float("nan"))
-    return ModelRunner(model, kv)
-
-
-def ways(model: LoadedModel, length: int):
-    """(name, logits, KV) of one request computed in every way of the issue."""
+def ways(model: LoadedModel, length: int, decoded: int):
+    """(name, logits, KV) of one request computed in every way. Decoding takes the last `decoded` tokens one by one."""
     tokens = random_tokens(length, model.vocab_size, seed=1)
     per_request = -(-length // BLOCK_SIZE)
     others = [
@@ -73,19 +65,19 @@ def ways(model: LoadedModel, length: int):
         ("whole", [length]),
         ("chunks of 7", chunks_of(7, length)),
         ("chunks of 64", chunks_of(64, length)),
-        ("decoded", chunks_of(1, length)),
+        ("decoded", [length - decoded] * (decoded < length) + [1] * decoded),
     ):
         for mates in ((), others):
             # Decoding among decoding mates is the usual case, and one that real weights take in seconds.
-            count = varied if lengths[0] > 1 else (lambda step, index: 1)
+            count = (lambda step, index: 1) if name == "decoded" else varied
             request = make_request(tokens, range(per_request)[::-1])
-            runner = new_runner(model, num_blocks=9 * per_request)
+            runner = poisoned_runner(model, num_blocks=9 * per_request)
             logits, kv = run_among(runner, request, lengths, others=mates, other_length=count, place=len(mates) // 2)
             yield f"{name}, {'in a mix of 8' if mates else 'alone'}", logits, kv
 
 
-def assert_same_bits(model: LoadedModel, length: int):
-    results = list(ways(model, length))
+def assert_same_bits(model: LoadedModel, length: int, *, decoded: int | None = None):
+    results = list(ways(model, length, length if decoded is None else decoded))
     _, logits, kv = results[0]
     used = length % BLOCK_SIZE or BLOCK_SIZE
     assert np.isfinite(logits).all()
@@ -120,9 +112,9 @@ def test_bits_do_not_depend_on_how_many_keys_are_padded(tiny, device):
     boundary = model.sizes.keys
     tokens = random_tokens(boundary + 40, model.vocab_size, seed=3)
     blocks = range(-(-len(tokens) // BLOCK_SIZE))
-    whole, _ = run_among(new_runner(model), make_request(tokens, blocks), [len(tokens)])
+    whole, _ = run_among(poisoned_runner(model, num_blocks=128), make_request(tokens, blocks), [len(tokens)])
     lengths = [boundary - 10, *chunks_of(1, 50)]
-    stepped, _ = run_among(new_runner(model), make_request(tokens, blocks), lengths)
+    stepped, _ = run_among(poisoned_runner(model, num_blocks=128), make_request(tokens, blocks), lengths)
     assert np.array_equal(whole, stepped)
 
 
@@ -132,28 +124,9 @@ def test_same_bits_in_any_mix_chunking_and_placement(tiny, device, data):
     model = tiny(data.draw(st.sampled_from(DTYPES), label="dtype"), 1, device=device)
     length = data.draw(st.integers(2, 70), label="length")
     tokens = random_tokens(length, model.vocab_size, seed=data.draw(st.integers(0, 9), label="seed"))
-    needed = -(-length // BLOCK_SIZE)
-    expected, _ = run_among(new_runner(model), make_request(tokens, range(needed)), [length])
-
-    lengths: list[int] = []
-    while sum(lengths) < length:
-        lengths.append(data.draw(st.integers(1, min(33, length - sum(lengths))), label="chunk"))
-    blocks = data.draw(st.permutations(range(128)), label="blocks")
-    count = data.draw(st.integers(0, 7), label="others")
-    others = [
-        make_request(random_tokens(64, model.vocab_size, seed=100 + i), blocks[8 + 4 * i : 12 + 4 * i], name=f"o{i}")
-        for i in range(count)
-    ]
-    takes = data.draw(st.lists(st.integers(1, 40), min_size=7, max_size=7), label="other lengths")
-    place = data.draw(st.integers(0, count), label="place")
-    logits, _ = run_among(
-        new_runner(model),
-        make_request(tokens, blocks[:needed]),
-        lengths,
-        others=others,
-        other_length=lambda step, index: takes[(step + index) % 7],
-        place=place,
-    )
+    runner = poisoned_runner(model, num_blocks=128)
+    expected, _ = run_among(runner, make_request(tokens, range(-(-length // BLOCK_SIZE))), [length])
+    _, logits, _ = run_in_drawn_mix(data, poisoned_runner(model, num_blocks=128), tokens)
     assert np.array_equal(expected, logits)
 
 
@@ -164,5 +137,6 @@ def test_same_bits_on_the_real_model(smollm2: Path, dtype, device):
     results = []
     for threads in (1, 2):
         torch.set_num_threads(threads)
-        results.append(assert_same_bits(load_model(smollm2, dtype=dtype, device=device), 72))
+        model = load_model(smollm2, dtype=dtype, device=device)
+        results.append(assert_same_bits(model, 72, decoded=12))
     assert np.array_equal(*results)

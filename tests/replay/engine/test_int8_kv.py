@@ -16,7 +16,15 @@ from replay.engine.fast_forward import fast_forward
 from replay.engine.runner import ModelRunner
 from replay.engine.weights import load_model
 from tests.devices import DEVICES
-from tests.mixing import BLOCK_SIZE, chunks_of, make_request, random_tokens, run_among
+from tests.mixing import (
+    BLOCK_SIZE,
+    chunks_of,
+    make_request,
+    poisoned_runner,
+    random_tokens,
+    run_among,
+    run_in_drawn_mix,
+)
 from tests.tiny import make_tiny_model
 
 LENGTH = 70
@@ -30,17 +38,14 @@ def device(request):
 
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])
 def model(request, device, tmp_path_factory):
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
     folder = make_tiny_model(tmp_path_factory.mktemp("tiny"), intermediate_size=1539)
-    yield load_model(folder, dtype=request.param, device=device)
-    torch.set_num_threads(before)
+    return load_model(folder, dtype=request.param, device=device)
 
 
-def new_runner(model, *, quant_bits: int = 8, num_blocks: int = 64) -> ModelRunner:
-    kv = model.kv_store(num_blocks=num_blocks, block_size=BLOCK_SIZE, quant_bits=quant_bits)
-    kv.fill_blocks(range(num_blocks), float("nan"))
-    return ModelRunner(model, kv, digests=True)
+def new_runner(model, *, quant_bits: int = 8) -> ModelRunner:
+    runner = poisoned_runner(model, num_blocks=64, quant_bits=quant_bits)
+    runner.digests = True
+    return runner
 
 
 def whole(model, **options):
@@ -60,26 +65,9 @@ def contents(runner: ModelRunner, blocks) -> tuple[np.ndarray, np.ndarray]:
 @given(data=st.data())
 def test_same_bits_in_any_mix_chunking_and_placement(model, data):
     expected = whole(model)
-    lengths: list[int] = []
-    while sum(lengths) < LENGTH:
-        lengths.append(data.draw(st.integers(1, min(33, LENGTH - sum(lengths))), label="chunk"))
-    blocks = data.draw(st.permutations(range(64)), label="blocks")
-    count = data.draw(st.integers(0, 5), label="others")
-    others = [
-        make_request(random_tokens(64, model.vocab_size, seed=100 + i), blocks[8 + 4 * i : 12 + 4 * i], name=f"o{i}")
-        for i in range(count)
-    ]
-    takes = data.draw(st.lists(st.integers(1, 40), min_size=7, max_size=7), label="other lengths")
     runner = new_runner(model)
-    request = make_request(random_tokens(LENGTH, model.vocab_size, seed=1), blocks[:BLOCKS])
-    logits, _ = run_among(
-        runner,
-        request,
-        lengths,
-        others=others,
-        other_length=lambda step, index: takes[(step + index) % 7],
-        place=data.draw(st.integers(0, count), label="place"),
-    )
+    tokens = random_tokens(LENGTH, model.vocab_size, seed=1)
+    request, logits, _ = run_in_drawn_mix(data, runner, tokens, most_others=5)
     assert np.array_equal(logits.view(np.uint32), expected[0].view(np.uint32))
     for ours, theirs in zip(contents(runner, request.blocks[:-1]), expected[1:], strict=True):
         assert ours.tobytes() == theirs.tobytes()

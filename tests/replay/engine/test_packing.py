@@ -21,11 +21,8 @@ BLOCK = 4
 
 @pytest.fixture(scope="module", params=["exact", "stock"])
 def model(request, tmp_path_factory):
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
     folder = make_tiny_model(tmp_path_factory.mktemp("weights") / "tiny")
-    yield load_model(folder, dtype="float32", kernels=request.param)
-    torch.set_num_threads(before)
+    return load_model(folder, dtype="float32", kernels=request.param)
 
 
 def steps_of(model, sizes):

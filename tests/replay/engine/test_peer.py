@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import transformers
 
 from replay.engine.weights import LoadedModel, load_model
 from tests.mixing import random_tokens
-from tests.peer import our_generate, our_logits, stock_generate, stock_logits, stock_model
+from tests.peer import differing_positions, our_generate, our_logits, stock_generate, stock_logits, stock_model
 from tests.tiny import make_tiny_model
 
 LENGTH = 64
@@ -28,29 +28,25 @@ PROMPTS = (
 TOLERANCE = 5e-4
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-def differing_positions(ours, theirs) -> list[int]:
-    """Positions at which any logit is further apart than rounding explains."""
-    assert ours.shape == theirs.shape
-    return np.flatnonzero(~(np.abs(ours - theirs).max(axis=1) <= TOLERANCE)).tolist()
+apart = partial(differing_positions, tolerance=TOLERANCE)
 
 
 def assert_equal_to_peer(folder: Path, prompts: Sequence[Sequence[int]]):
+    """Of each prompt the peer's greedy tokens and logits are ours; the first it generates step by step, too.
+
+    The greedy tokens of the others are read off the peer's logits of the whole sequence: the best one at each position
+    is the next token exactly if generating would have chosen it.
+    """
     model, peer = load_model(folder, dtype="float32"), stock_model(folder)
     outputs = our_generate(model, prompts, LENGTH)
     assert len(outputs) == len(prompts)
+    assert outputs[0] == stock_generate(peer, prompts[0], LENGTH)
     for prompt, output in zip(prompts, outputs, strict=True):
         assert len(output) == LENGTH
-        assert output == stock_generate(peer, prompt, LENGTH)
         tokens = [*prompt, *output]
-        assert differing_positions(our_logits(model, tokens), stock_logits(peer, tokens)) == []
+        theirs = stock_logits(peer, tokens)
+        assert output == theirs[len(prompt) - 1 : -1].argmax(axis=1).tolist()
+        assert apart(our_logits(model, tokens), theirs) == []
     return model, peer, [*prompts[0], *outputs[0]]
 
 
@@ -59,7 +55,7 @@ def assert_perturbation_shows(model: LoadedModel, peer, tokens: Sequence[int], *
     layers = peer.model.layers
     with torch.inference_mode(False), torch.no_grad():
         layers[len(layers) // 2].mlp.down_proj.weight[3, 5] += by
-    assert differing_positions(our_logits(model, tokens), stock_logits(peer, tokens)) != []
+    assert apart(our_logits(model, tokens), stock_logits(peer, tokens)) != []
 
 
 def test_tiny_model_equals_transformers_and_a_changed_weight_shows(tmp_path: Path):
@@ -84,7 +80,7 @@ def test_stock_kernels_equal_transformers_within_rounding(tmp_path: Path):
     prompt = random_tokens(20, 320, seed=5)
     peer = stock_model(folder)
     assert our_generate(model, [prompt], LENGTH) == [stock_generate(peer, prompt, LENGTH)]
-    assert differing_positions(our_logits(model, prompt), stock_logits(peer, prompt)) == []
+    assert apart(our_logits(model, prompt), stock_logits(peer, prompt)) == []
 
 
 @pytest.mark.model

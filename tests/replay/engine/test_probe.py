@@ -15,14 +15,6 @@ from replay.engine.kernels.exact import KERNELS, ExactLinear, LinearForm, packin
 from replay.engine.probe import AttentionShape
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def weight_of(shape, dtype=torch.float32):
     return probe.random_rows(shape[0], shape[1], dtype) * 0.05
 
@@ -41,27 +33,31 @@ def depends_on_rows(weight, *, sizes):
     return apply
 
 
-@pytest.mark.parametrize("size", [4, 12, 28, 64, 512])
-def test_a_layer_that_depends_on_its_row_count_is_seen(size):
+@pytest.mark.parametrize(("size", "agreed"), [(4, 4), (12, 8), (28, 24), (64, 32), (512, 32)])
+def test_a_layer_that_depends_on_its_row_count_is_seen(size, agreed):
+    """And how many rows a call may have before it does."""
     weight = weight_of((32, 48))
     rows = probe.random_rows(probe.ROWS, 48, torch.float32)
-    assert probe.rows_agree(plain_linear(weight, None), rows, tile=4, most=512)
-    assert not probe.rows_agree(depends_on_rows(weight, sizes=(size,)), rows, tile=4, most=512)
+    assert probe.agreeing_rows(plain_linear(weight, None), rows, tile=4, most=512) == 512
+    assert probe.agreeing_rows(depends_on_rows(weight, sizes=(size,)), rows, tile=4, most=512) == agreed
 
 
 def test_the_cheapest_form_that_passes_is_taken():
     weight = weight_of((32, 48))
-    good, bad = plain_linear(weight, None), depends_on_rows(weight, sizes=(32,))
-    assert probe.choose([("first", good), ("second", good)], weight, None, tile=4) == LinearForm(kernel="first")
-    assert probe.choose([("first", bad), ("second", good)], weight, None, tile=4) == LinearForm(kernel="second")
+    good, bad, worse = plain_linear(weight, None), *(depends_on_rows(weight, sizes=(size,)) for size in (32, 16))
+    assert probe.choose([("first", good), ("second", good)], weight, None, tile=4) == LinearForm(kernel="first", tile=4)
+    assert probe.choose([("first", bad), ("second", good)], weight, None, tile=4) == LinearForm(kernel="second", tile=4)
+    # Where none passes, that with the longest calls.
+    longest = LinearForm(kernel="second", tile=4, most=28, limited=True)
+    assert probe.choose([("first", worse), ("second", bad)], weight, None, tile=4) == longest
 
 
 def test_when_none_passes_every_call_has_the_same_row_count():
     weight = weight_of((32, 48))
     bad = depends_on_rows(weight, sizes=(32, 64))
     form = probe.choose([("only", bad)], weight, None, tile=16)
-    assert form == LinearForm(kernel="only", rows=16)
-    assert str(form) == "only/strict-16"
+    assert form == LinearForm(kernel="only", tile=16, most=16, limited=True)
+    assert str(form) == "only/16-to-16"
     layer = ExactLinear(bad, form)
     rows = probe.random_rows(64, 48, torch.float32)
     expected = torch.cat([layer(part[None])[0] for part in rows.split(16)])
@@ -82,12 +78,25 @@ def test_one_failing_layer_costs_the_small_tile_only_if_the_large_one_helps(monk
     sizes = {24: (4,), 32: ()}
     monkeypatch.setitem(KERNELS, "plain", lambda weight, bias: depends_on_rows(weight, sizes=sizes[weight.shape[0]]))
     monkeypatch.setattr(probe, "packing_available", lambda: False)
+
+    def found():
+        tile, forms = probe.choose_tile([(good, None), (bad, None)])
+        return tile, [str(form) for form in forms]
+
     # Calls of 4 rows are the odd ones out, so nothing is left to differ at a tile of 16.
-    tile, forms = probe.choose_tile([(good, None), (bad, None)])
-    assert (tile, [str(form) for form in forms]) == (16, ["plain", "plain"])
-    sizes[24] = (4, 32)
-    tile, forms = probe.choose_tile([(good, None), (bad, None)])
-    assert (tile, [str(form) for form in forms]) == (16, ["plain", "plain/strict-16"])
+    assert found() == (16, ["plain", "plain"])
+    sizes[24] = (4, 256)
+    assert found() == (16, ["plain", "plain/16-to-128"])
+    # Calls of up to 32 rows are, as with AMX: a larger tile for that layer alone.
+    sizes[24] = (4, 8, 12, 16, 20, 24, 28, 32)
+    assert found() == (16, ["plain", "plain/64-to-512"])
+    sizes[24] = (4, 48, 320)
+    assert found() == (16, ["plain", "plain/64-to-256"])
+    sizes[24] = (4, 96, 128)  # which would only make calls shorter
+    assert found() == (16, ["plain", "plain/16-to-80"])
+    # Even so no call may be longer than the tile, so each has the same row count.
+    sizes[24] = (4, 48, 128)
+    assert found() == (16, ["plain", "plain/64-to-64"])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -98,6 +107,7 @@ def test_the_real_kernels_give_a_usable_form(dtype):
     layer = ExactLinear(function, form)
     rows = probe.random_rows(96, 576, dtype)
     expected = torch.cat([layer(part) for part in rows.split(tile)])
+    assert torch.allclose(expected.float(), function(rows).float(), rtol=2e-2, atol=1e-5)
     for multiple in (2, 3, 6):
         assert torch.equal(torch.cat([layer(part) for part in rows.split(tile * multiple)]), expected)
 
@@ -110,6 +120,19 @@ def test_packed_linear_computes_the_layer(dtype):
     result = KERNELS["packed"](weight, bias)(rows)
     expected = rows.float() @ weight.float().T + bias.float()
     assert torch.allclose(result.float(), expected, rtol=1e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-2)
+
+
+def test_rows_are_filled_up_to_a_tile():
+    function, seen = plain_linear(weight_of((32, 48)), None), []
+
+    def record(rows):
+        seen.append(rows.shape[0])
+        return function(rows)
+
+    layer = ExactLinear(record, LinearForm(kernel="plain", tile=64, most=128))
+    rows = probe.random_rows(144, 48, torch.float32)
+    assert torch.allclose(layer(rows[None]), function(rows)[None], rtol=1e-5, atol=1e-5)
+    assert seen == [128, 64]
 
 
 def test_calls_longer_than_proven_are_split():

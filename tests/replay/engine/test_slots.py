@@ -57,7 +57,7 @@ def test_what_is_copied_is_what_stood_there_before_it_was_cleared():
     ledger = SlotLedger(4, 2)
     ledger.write(np.array([2, 3]), np.array([7, 8], dtype=np.uint64), writer="a", start=4, steps=np.array([8, 9]))
     copies = ledger.copied([(1, 3)])
-    ledger.clear(1)
+    ledger.clear([1])
     ledger.paste(copies)
     assert ledger.digest.tolist() == [0, 0, 0, 0, 0, 0, 7, 8]
     assert [ledger.writer(slot) for slot in range(8)] == [None, None, "a", "a", None, None, "a", "a"]

@@ -8,6 +8,7 @@ import os
 import resource
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -16,6 +17,7 @@ from typing import Any
 
 from dumps.errors import CorruptDump
 from replay.errors import UsageError
+from replay.isolate.worker import Channel
 
 Job = dict[str, Any]
 Emit = Callable[[dict[str, Any]], None]
@@ -185,6 +187,8 @@ def attempts(job: Job, emit: Emit) -> dict[str, Any]:
         "fork": os.fork,
         "exec": lambda: os.execv("/bin/true", ["true"]),
         "spawn": lambda: os.posix_spawn("/bin/true", ["true"], {}),
+        "database": lambda: sqlite3.Connection("state.db"),
+        "database by URI": lambda: sqlite3.Connection("file:state.db?mode=ro", uri=True),
     }
     seen = {}
     for name, attempt in tries.items():
@@ -232,8 +236,10 @@ def allowed(job: Job, emit: Emit) -> dict[str, Any]:
     thread = threading.Thread(target=results.append, args=(1,))
     thread.start()
     thread.join()
-    with open(job["file"], "rb") as file:
+    with open(job["dump"], "rb") as file:
         content = file.read().decode()
+    for name in (":memory:", "", "file::memory:?cache=shared", "file:x?mode=memory"):
+        sqlite3.Connection(name, uri=name.startswith("file:")).close()
     return {"socketpair": received, "thread": results, "file": content}
 
 
@@ -264,3 +270,9 @@ def driver_attempts(job: Job, emit: Emit) -> dict[str, Any]:
             "execve": call("execve", b"/bin/true", None, None),
         },
     }
+
+
+def asks(job: Job, channel: Channel) -> dict[str, Any]:
+    """Asks as many questions as it is told to, with its steps begun."""
+    channel({"event": "step-started"})
+    return {"answers": [channel.ask({"number": number}) for number in range(job["questions"])]}

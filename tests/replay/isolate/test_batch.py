@@ -80,6 +80,16 @@ def test_a_worker_that_dies_before_it_begins_a_dump_is_not_started_again_and_aga
     assert [by(result) for result, _ in found.values()] == ["alone", "alone"]
 
 
+def test_it_is_said_once_how_many_run_alone_from_now_on_and_why():
+    told: list[dict[str, Any]] = []
+    ended(["a", "b", "c"], batch="dies_at_once", on_event=told.append)
+    ended(["a", "memory", "c"], on_event=told.append)
+    died, memory = (event for event in told if event["event"] == "alone")
+    assert (died["dumps"], memory["dumps"]) == (3, 1)
+    assert "allocate memory" not in died["why"]
+    assert "allocate memory" in memory["why"]
+
+
 def test_a_worker_that_hangs_costs_only_the_dump_that_hangs():
     found = ended(["a", "b", "hangs", "d"], timeout_s=0.2, load_timeout_s=4, grace_s=0.3)
     assert [by(found[name][0]) for name in ("a", "b", "d")] == ["batch", "batch", "alone"]

@@ -11,21 +11,15 @@ from typing import Any
 
 import pytest
 
+from replay.isolate.process import TAIL_BYTES
 from replay.isolate.protocol import ProtocolError
 from replay.isolate.result import Result
-from replay.isolate.supervisor import TAIL_BYTES, run, supervise
+from replay.isolate.supervisor import run, supervise
+from tests.processes import is_gone
 
 
 def do(name: str, job: dict[str, Any] | None = None, **options: Any) -> Result:
     return run(job or {}, job_function=f"tests.replay.isolate.isolate_jobs:{name}", **{"load_timeout_s": 60, **options})
-
-
-def is_gone(pid: int) -> bool:
-    """Whether no such process runs. A zombie that waits for its new parent counts as gone."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
-    except (FileNotFoundError, ProcessLookupError):
-        return True
 
 
 def wait_gone(pid: int) -> None:
@@ -259,3 +253,36 @@ def test_modules_of_the_current_folder_do_not_get_in(tmp_path: Path, monkeypatch
     assert report is not None
     assert "" not in report["path"]
     assert str(tmp_path) not in report["path"]
+
+
+def test_what_a_job_asks_is_answered_in_order() -> None:
+    async def answer(question: dict[str, Any]) -> dict[str, Any]:
+        return {"double": 2 * question["number"], "text": "x" * 300_000}  # above what a pipe holds
+
+    result = do("asks", {"questions": 5}, on_ask=answer)
+    assert result.report is not None, result.error
+    assert [answer["double"] for answer in result.report["answers"]] == [0, 2, 4, 6, 8]
+
+
+def test_no_time_of_the_job_passes_while_it_waits_for_an_answer() -> None:
+    async def answer(question: dict[str, Any]) -> dict[str, Any]:
+        await asyncio.sleep(0.6)
+        return {}
+
+    result = do("asks", {"questions": 3}, on_ask=answer, timeout_s=1.0)
+    assert result.report is not None, result.error
+
+
+def test_a_question_that_nobody_answers_ends_the_job() -> None:
+    result = do("asks", {"questions": 1})
+    assert result.error is not None
+    assert result.error.kind == "ProtocolError"
+    assert "asked" in result.error.message
+
+
+def test_an_error_in_an_answer_is_raised_and_the_worker_is_gone() -> None:
+    async def answer(question: dict[str, Any]) -> dict[str, Any]:
+        raise RuntimeError("no model")
+
+    with pytest.raises(RuntimeError, match="no model"):
+        do("asks", {"questions": 1}, on_ask=answer)

@@ -12,6 +12,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from tests.processes import is_gone
 from tests.replay.server.server_process import Server, upload_headers
 
 Client = aiohttp.ClientSession
@@ -52,13 +53,6 @@ async def wait_metric(client: Client, server: Server, name: str, value: int) -> 
     async with asyncio.timeout(30):
         while await metric(client, server, name) != value:
             await asyncio.sleep(0.01)
-
-
-def is_gone(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
-    except (FileNotFoundError, ProcessLookupError):
-        return True
 
 
 async def wait_gone(pid: int) -> None:

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dumps.record.recorder import FlightRecorder, RecordLevel
+from dumps.schema import state_pb2 as pb
+from dumps.schema.reader import open_dump
 from replay.engine.detokenize import Vocabulary
 from replay.engine.kv_store import KVStore
 from replay.engine.request import Request, SamplingParams
@@ -47,6 +49,12 @@ class Scripted:
     metrics: Metrics
     vocabulary: Vocabulary
     dumps: Path
+
+    async def dump_state(self) -> pb.RuntimeState:
+        """The content of a dump on demand."""
+        dump_id = await asyncio.wrap_future(self.engine.dump("demand"))
+        with open_dump(self.dumps / f"{dump_id}.pplx") as dump:
+            return dump.state
 
     def job(self, name: str, *, max_tokens: int = 5, sink: asyncio.Queue[Update] | None = None) -> Job:
         request = Request(id=name, tokens=[4, 5, 6], num_prompt=3, sampling=SamplingParams(max_tokens=max_tokens))

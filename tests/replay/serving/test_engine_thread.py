@@ -8,15 +8,16 @@ import shutil
 
 import pytest
 
+from dumps.ledger import weakest
 from dumps.record.recover import read_ring, state_from_ring
 from dumps.schema.reader import open_dump
 from dumps.validate import validate
 from replay.engine.request import FinishCause
 from replay.engine.schedule import EngineConfig
-from replay.serving import generation
-from replay.serving.generation import EngineStuck, Generation, Prompt
+from replay.serving import generation, main
+from replay.serving.generation import EngineStuck, Generation
 from replay.serving.jobs import Ended, Job
-from replay.serving.requests import parse_call
+from replay.serving.requests import Prompt, parse_call
 from tests.replay.serving.scripted_engine import Gate, scripted
 
 
@@ -69,6 +70,31 @@ async def test_an_exception_ends_what_ran_and_keeps_what_waited(tmp_path):
         # The new life has a ring of its own, with the two that waited and nothing else.
         [ring] = tmp_path.glob("*.ring")
         assert {r.id for r in state_from_ring(read_ring(ring)).requests} == {"c", "d"}
+
+
+async def test_a_dump_on_demand_after_a_failure_says_what_it_is_and_keeps_the_stack(tmp_path):
+    with scripted(tmp_path) as it:
+        assert weakest(await it.dump_state(), "failures").note == ""
+        it.executor.before = failing(0)
+        job = it.job("a")
+        it.engine.submit([job])
+        _, end = await finished(job)
+        state = await it.dump_state()
+        note = weakest(state, "failures").note
+        assert "the engine failed (ZeroDivisionError: a kernel failed) and began anew" in note
+        assert f"in dump {end.dump_id}" in note
+        assert (list(state.failures), list(state.requests)) == ([], [])
+        assert state.exceptions[-1].message == "a kernel failed"
+        assert [f for f in validate(state) if f.severity == "error"] == []
+
+
+async def test_a_signal_for_a_dump_to_an_engine_that_is_no_more_is_answered_in_the_log(tmp_path, caplog):
+    with scripted(tmp_path) as it:
+        main._dump_on_demand(it.engine)
+        await it.dump_state()
+        assert "no dump" not in caplog.text
+    main._dump_on_demand(it.engine)
+    assert "no dump: the engine's thread died; its ring" in caplog.text
 
 
 async def test_an_exception_that_cannot_be_dumped_leaves_its_ring(tmp_path):

@@ -57,6 +57,14 @@ def test_a_request_without_a_seed_gets_a_random_one():
     assert chat(seed=-1).sampling.seed == 2**64 - 1
 
 
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+def test_a_limit_beyond_any_context_is_taken_and_one_beyond_any_sense_is_told_the_bound(name):
+    assert chat(**{name: 10**9}).sampling.max_tokens == 10**9
+    assert chat(**{name: 2**31 - 1}).sampling.max_tokens == 2**31 - 1
+    error = refused(chat, **{name: 2**31})
+    assert (error.param, error.message) == (name, f"Invalid '{name}': must be at most 2147483647, got 2147483648.")
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [("top_k", 2**32), ("min_tokens", 2**32), ("repetition_penalty", 1e39), ("repetition_penalty", 1e-46)],

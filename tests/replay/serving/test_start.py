@@ -83,6 +83,38 @@ def test_an_address_that_cannot_be_had_is_no_bug_of_ours(tiny_model, tmp_path):
     assert list((tmp_path / "dumps").iterdir()) == []
 
 
+@pytest.mark.parametrize("quirk", ["kv-bit-flop:request=0", "prefix-leak", "multinomial:x=1"])
+def test_a_quirk_that_cannot_be_is_refused_before_the_model_is_loaded(tiny_model, tmp_path, monkeypatch, quirk):
+    monkeypatch.setattr(main, "load_model", lambda *_, **__: pytest.fail("the model was loaded"))
+    with pytest.raises(UsageError, match="quirk"):
+        main.Server(ServerOptions(model=str(tiny_model), dump_dir=tmp_path, quirks=(quirk,)))
+
+
+def test_before_and_after_loading_a_line_says_what_is_going_on_and_what_is_switched_on(
+    tiny_model, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(main.Server, "serve", nothing)
+    flip = "kv-bit-flip:request=0,layer=1,position=2,after_step=3"
+    plain = {"model": str(tiny_model), "dump_dir": tmp_path, "threads": 1, "device": "cpu"}
+    main.run(ServerOptions(**plain))
+    main.run(
+        ServerOptions(
+            **plain, prefix_cache=True, checks=True, kv_quant_bits=8, record="tokens", quirks=(flip, "prefix-leak")
+        )
+    )
+    out, err = capsys.readouterr()
+    assert out == ""
+    loading, off, again, on = err.splitlines()
+    assert loading == again == f"loading {tiny_model} ..."
+    assert off.endswith("record shape; prefix cache off; checks off; quirks none")
+    assert "blocks of 16 tokens (int8), when exhausted: preempt" in on
+    assert on.endswith(f"record tokens; prefix cache on; checks on; quirks {flip}, prefix-leak")
+
+
+async def nothing(self, *, as_json) -> None:
+    """In place of `Server.serve`."""
+
+
 def test_options_make_an_engine_configuration(tmp_path):
     options = ServerOptions(model="m", dump_dir=tmp_path, kv_blocks=7, on_kv_exhausted=OnExhausted.RAISE)
     config = options.engine_config(100)

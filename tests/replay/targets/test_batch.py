@@ -20,6 +20,7 @@ from replay.targets.job import run_job
 from replay.targets.load import load_weights
 from tests.mixing import random_tokens
 from tests.recordings import dump_now, record
+from tests.reports import without_times
 from tests.tiny import make_tiny_model
 
 ENDLESS = SamplingParams(temperature=0.0, ignore_eos=True)
@@ -79,17 +80,13 @@ def batch(dumps: list[str], **options: Any) -> list[dict[str, Any]]:
     return [ended[index] for index in range(len(dumps))]
 
 
-def untimed(report: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in report.items() if key != "timings"}
-
-
 @pytest.fixture(scope="module")
 def expected(dumps: list[str]) -> list[dict[str, Any]]:
     reports = solo(dumps)
     verdicts = [report["verdict"] for report in reports]
     assert verdicts == ["reproduced"] * 3 + ["inconclusive"] + ["reproduced"] * 2 + ["inconclusive"]
     assert len({str(report["failure"]) for report in reports}) >= 5
-    return [untimed(report) for report in reports]
+    return [without_times(report) for report in reports]
 
 
 def test_every_report_is_that_of_the_solo_run(dumps, expected, monkeypatch):
@@ -100,13 +97,13 @@ def test_every_report_is_that_of_the_solo_run(dumps, expected, monkeypatch):
         return forward(model, placed)
 
     monkeypatch.setattr(packing, "forward", counted)
-    assert [untimed(report) for report in batch(dumps)] == expected
+    assert [without_times(report) for report in batch(dumps)] == expected
     assert max(rows) >= 4, "no step held chunks of different dumps"
 
 
 def test_neither_order_nor_number_changes_a_report(dumps, expected):
-    assert [untimed(report) for report in batch(dumps[::-1], at_once=2)] == expected[::-1]
-    assert [untimed(report) for report in batch(dumps[:3], at_once=1)] == expected[:3]
+    assert [without_times(report) for report in batch(dumps[::-1], at_once=2)] == expected[::-1]
+    assert [without_times(report) for report in batch(dumps[:3], at_once=1)] == expected[:3]
 
 
 @pytest.mark.parametrize(
@@ -122,7 +119,7 @@ def test_neither_order_nor_number_changes_a_report(dumps, expected):
 )
 def test_options_mean_what_they_mean_alone(dumps, options):
     some = dumps[:3]
-    assert [untimed(r) for r in batch(some, **options)] == [untimed(r) for r in solo(some, **options)]
+    assert [without_times(r) for r in batch(some, **options)] == [without_times(r) for r in solo(some, **options)]
 
 
 def test_a_model_is_loaded_once_for_all_that_want_the_same(dumps, monkeypatch):
@@ -145,7 +142,7 @@ def test_dumps_that_cannot_be_replayed_do_not_stop_the_others(dumps, expected, t
     shutil.copy(dumps[0], orphan)
     mixed = [dumps[0], str(torn), dumps[1], str(orphan), str(tmp_path / "absent.pplx"), dumps[2]]
     reports = batch(mixed)
-    assert [untimed(reports[index]) for index in (0, 2, 5)] == expected[:3]
+    assert [without_times(reports[index]) for index in (0, 2, 5)] == expected[:3]
     assert (reports[1]["class"], reports[1]["exit_code"]) == ("TornDump", 4)
     assert (reports[3]["verdict"], reports[3]["reason_code"]) == ("inconclusive", "weights-unavailable")
     assert (reports[4]["class"], reports[4]["exit_code"]) == ("DumpError", 4)
@@ -157,7 +154,7 @@ def test_what_is_left_of_a_torn_dump_is_replayed_when_asked_for(dumps, tmp_path)
     torn = tmp_path / "torn.pplx"
     torn.write_bytes(Path(dumps[0]).read_bytes()[:-200])
     options = {"salvage": True, "target": "schedule"}
-    assert untimed(batch([str(torn)], **options)[0]) == untimed(solo([str(torn)], **options)[0])
+    assert without_times(batch([str(torn)], **options)[0]) == without_times(solo([str(torn)], **options)[0])
 
 
 def test_the_budget_is_that_of_each_dump_and_not_of_all(dumps, expected):
@@ -166,7 +163,7 @@ def test_the_budget_is_that_of_each_dump_and_not_of_all(dumps, expected):
         sum(report["timings"][key] for key in ("rebuild_s", "fast_forward_s", "step_s")) for report in batch(dumps[:3])
     ]
     budget = 3 * max(spent)
-    assert [untimed(report) for report in batch(dumps[:3] * 4, timeout_s=budget)] == expected[:3] * 4
+    assert [without_times(report) for report in batch(dumps[:3] * 4, timeout_s=budget)] == expected[:3] * 4
     over = batch(dumps[:3], timeout_s=1e-9)
     assert {(event["class"], event["exit_code"]) for event in over} == {("BudgetSpent", 21)}
 

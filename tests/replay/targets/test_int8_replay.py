@@ -19,6 +19,7 @@ from replay.errors import UsageError
 from replay.targets.job import run_job
 from tests.mixing import random_tokens
 from tests.recordings import Recording, record
+from tests.reports import findings
 
 ENDLESS = SamplingParams(temperature=0.7, seed=11, ignore_eos=True)
 PER_BLOCK = 2 * 2 * 4 * 2 * (16 + 4)  # layers, key and value, tokens, heads, values and a scale
@@ -47,10 +48,6 @@ def recording(request, tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 def replay(dump: Path, tiny: Path, **options: Any) -> dict[str, Any]:
     return run_job({"dump": str(dump), "model": str(tiny), **options}, lambda _: None)
-
-
-def findings(report: dict[str, Any], code: str) -> list[dict[str, Any]]:
-    return [item for item in report["findings"] if item["code"] == code]
 
 
 def with_sections(dump: Path, path: Path, **tensors: np.ndarray | None) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from dumps.errors import InvalidState, TornDump
+from dumps.record.recover import recover
 from dumps.schema import state_pb2 as pb
 from dumps.schema.reader import open_dump
 from dumps.schema.writer import SectionData, write_dump
@@ -28,6 +30,7 @@ from replay.targets.settings import Overrides
 from tests.incidents import MODEL, incident, replayed
 from tests.mixing import random_tokens
 from tests.recordings import Recording, dump_now, record
+from tests.reports import findings
 from tests.tiny import make_tiny_model
 
 ENDLESS = SamplingParams(temperature=0.0, ignore_eos=True)
@@ -66,10 +69,6 @@ def replay(dump: Path, tiny: Path, **options: Any) -> dict[str, Any]:
     report = run_job({"dump": str(dump), "model": str(tiny), **options}, lambda _: None)
     assert json.loads(json.dumps(report, allow_nan=False)) == report
     return report
-
-
-def findings(report: dict[str, Any], code: str) -> list[dict[str, Any]]:
-    return [item for item in report["findings"] if item["code"] == code]
 
 
 def altered(dump: Path, folder: Path, change: Callable[[pb.RuntimeState, dict[str, np.ndarray]], object]) -> Path:
@@ -263,6 +262,47 @@ def test_without_contents_it_is_inconclusive_and_says_what_would_have_sufficed(t
     assert (report["verdict"], report["reason_code"]) == ("inconclusive", "kv-contents-absent")
     assert "--record-kv live" in findings(report, "kv-contents-absent")[0]["remedy"]
     assert report["compared"]["tokens"] == 0
+
+
+def stages(dump: Path, tiny: Path, **options: Any) -> tuple[list[str], dict[str, Any]]:
+    """What a replay said that it was at, and its report; empty for one that was refused."""
+    seen: list[str] = []
+    report: dict[str, Any] = {}
+    with contextlib.suppress(UsageError):
+        report = run_job(
+            {"dump": str(dump), "model": str(tiny), **options}, lambda event: seen.append(event.get("stage", ""))
+        )
+    return seen, report
+
+
+def test_a_ring_has_no_contents_and_no_setting_of_the_server_is_named_that_would_have_helped(tiny, tmp_path):
+    recording = record(tiny, tmp_path, prompts(3), on_kv_exhausted=OnExhausted.TRUNCATE, **LIVE)
+    dump = recover(recording.session.ring, tmp_path / "ring.pplx", force=True)
+    seen, report = stages(dump, tiny, kv="restore")
+    (found,) = findings(report, "kv-contents-absent")
+    assert "recovered from a flight recorder" in found["message"]
+    assert "a dump that the living server writes" in found["remedy"]
+    assert "load" not in seen
+
+
+def test_contents_of_another_kind_than_the_cache_are_refused_before_the_model_is_loaded(any_cache, tiny):
+    with open_dump(any_cache.dumps[0]) as dump:
+        other = 8 - dump.state.engine.kv_quant_bits
+    seen, report = stages(any_cache.dumps[0], tiny, set={"kv.quant_bits": other})
+    assert (report, "load" in seen) == ({}, False)
+    with pytest.raises(UsageError, match=r"int8 (blocks|ones)"):
+        replay(any_cache.dumps[0], tiny, set={"kv.quant_bits": other})
+
+
+def test_contents_that_agree_are_said_to(any_cache, tiny):
+    (said,) = findings(replay(any_cache.dumps[0], tiny), "kv-agrees")
+    with open_dump(any_cache.dumps[0]) as dump:
+        recorded = len(from_le32(dump.state.kv.contents_blocks))
+    # The failing step is the first to write to one of them.
+    assert said["message"] == f"recorded KV: {recorded - 1} blocks, all bits as computed"
+    assert findings(replay(any_cache.dumps[0], tiny, kv="recompute"), "kv-agrees") == []
+    (forced,) = findings(replay(any_cache.dumps[0], tiny, mode="forced"), "kv-agrees")
+    assert "all bits" not in forced["message"]
 
 
 def test_weights_that_are_not_the_recorded_ones_are_not_used_with_recorded_contents(bit_flip, tiny, tmp_path):

@@ -14,8 +14,10 @@ from replay.engine.quirks import KINDS
 from replay.engine.request import SamplingParams
 from replay.errors import UsageError
 from replay.signature import compare
-from replay.targets.job import own_signature, run_job
+from replay.targets.expected import own_signature
+from replay.targets.job import run_job
 from tests.plays import Play, Visit, play
+from tests.reports import findings
 
 LETTERS = tuple(map(chr, range(97, 123)))
 SMALL = {"block_size": 4, "kv_blocks": 40, "max_num_batched_tokens": 32, "max_num_seqs": 4}
@@ -66,10 +68,6 @@ def replayed(dump: Path, tiny: Path | None, **options: Any) -> dict[str, Any]:
     return run_job({"dump": str(dump), "model": str(tiny) if tiny else None, **options}, lambda event: None)
 
 
-def findings(report: dict[str, Any], code: str) -> list[dict[str, Any]]:
-    return [finding for finding in report["findings"] if finding["code"] == code]
-
-
 def test_there_is_a_scene_for_every_quirk():
     assert sorted(NAMES) == sorted(KINDS)
 
@@ -114,6 +112,60 @@ def test_a_block_that_is_freed_twice_by_an_abort_fails_the_step_that_has_it_on_r
         report = replayed(dump, None if "target" in options else tiny, **options)
         assert report["verdict"] == "reproduced"
         assert report["signature"]["identity"]["exception_type"] == "builtins.ValueError"
+
+
+# By what happens to the request whose block is freed under it: a load, the steps at which the last dump has its
+# failures, the invariant, and who wrote the block last.
+DOUBLE_FREES: dict[str, tuple[list[Visit], int, list[tuple[str, int]], str, str]] = {
+    "it ends": (
+        [visit(12, limit=4), visit(20, 1, arrives=1)],
+        8,
+        [("contamination", 2), ("exception", 3), ("contamination", 2)],
+        "slot-foreign",
+        "r1",
+    ),
+    "its client leaves": (
+        [visit(12, limit=30, leaves=3), visit(20, 1, arrives=1)],  # then r1 reads a free block, and ends by its NaN
+        8,
+        [("contamination", 2), ("exception", 3), ("contamination", 3), ("contamination", 2)],
+        "slot-foreign",
+        "r1",
+    ),
+    "it ends in the step that finds it": (
+        [visit(12, limit=3)],
+        40,
+        [("exception", 2), ("contamination", 2)],
+        "slot-freed",
+        "r0",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", DOUBLE_FREES)
+def test_with_checks_the_second_release_of_a_block_does_not_hide_its_contamination(tiny, tmp_path, case, caplog):
+    people, blocks, failures, invariant, writer = DOUBLE_FREES[case]
+    quirk = "free-block-reuse:running=0,block=1,after_step=1"
+    options = SMALL | {"kv_blocks": blocks, "checks": True}
+    dump = play(tiny, tmp_path, people, quirks=(quirk,), **options).dumps[-1]
+    with open_dump(dump) as opened:
+        state = opened.state
+    assert [(failure.kind, failure.step) for failure in state.failures] == failures
+    assert (state.manifest.reason, state.exceptions[-1].type) == ("contamination", "ValueError")
+    last = state.failures[-1]
+    assert last.HasField("request")
+    reader = state.requests[last.request].id
+    assert (last.invariant, reader, last.read.block, last.read.writer) == (invariant, "r0", 1, writer)
+    told = [r.getMessage() for r in caplog.records if "request r0 reads position 4 in block 1" in r.getMessage()]
+    assert len(told) == (1 if len(failures) == 2 else 2)  # when it was found, and behind the exception
+    for choice in ({}, {"target": "schedule"}, {"schedule": "live"}):
+        model = None if "target" in choice else tiny
+        report = replayed(dump, model, **choice)
+        assert report["verdict"] == "reproduced"
+        assert all(report["match"].values())
+        [found] = findings(report, "contamination")
+        assert (found["reader"], found["block"], found["last_writer"]) == ("r0", 1, writer)
+        without = replayed(dump, model, **choice, set={"quirk.free-block-reuse": "off"})
+        assert without["verdict"] == "not-reproduced"
 
 
 def test_tokens_that_died_with_their_step_are_not_guessed_without_a_model(tiny, tmp_path):

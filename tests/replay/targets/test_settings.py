@@ -43,6 +43,21 @@ def test_every_setting_has_a_field_and_a_sentence(key):
         ("kv.num_blocks=1e3", "an integer"),
         ("model.dtype=int4", "float32 or bfloat16"),
         ("kv.quant_bits=4", "0 or 8"),
+        ("kv.quant_bits=08", "0 or 8"),
+        ("kv.quant_bits=٨", "0 or 8"),
+        ("kv.num_blocks=٩٦", "an integer"),
+        ("kv.num_blocks=096", "an integer"),
+        ("kv.num_blocks=1_000", "an integer"),
+        ("kv.num_blocks= 96", "an integer"),
+        ("kv.num_blocks=+96", "an integer"),
+        ("kv.num_blocks=" + "9" * 5000, "an integer"),
+        ("sampling.top_k=-0", "an integer"),
+        ("sampling.top_p=٠", "a number"),
+        ("sampling.temperature=1_0", "a number"),
+        ("sampling.temperature=", "a number"),
+        ("sampling.temperature=1e999", "finite"),
+        ("=1", "no key"),
+        ("=", "no key"),
         ("sampling.temperature=nan", "finite"),
     ],
 )
@@ -51,10 +66,37 @@ def test_a_setting_that_cannot_be_used_says_why(assignment, message):
         checked(parse_assignments((assignment,)))
 
 
+@pytest.mark.parametrize(
+    ("assignment", "value"),
+    [
+        ("kv.quant_bits=8", 8),
+        ("kv.quant_bits=0", 0),
+        ("kv.num_blocks=96", 96),
+        ("sampling.top_k=-1", -1),
+        ("sampling.top_p=.5", 0.5),
+        ("sampling.temperature=1e-4", 0.0001),
+        ("sampling.temperature=2", 2.0),
+    ],
+)
+def test_numbers_as_people_write_them(assignment, value):
+    (read,) = checked(parse_assignments((assignment,))).values.values()
+    assert (read, type(read)) == (value, type(value))
+    key = assignment.partition("=")[0]
+    assert checked({key: value}).values == {key: value}  # as a client sends it
+
+
 def test_a_typo_is_answered_with_the_nearest_names():
     with pytest.raises(UsageError) as caught:
         checked({"kv.numblocks": 3})
     assert "kv.num_blocks" in caught.value.remedy
+
+
+def test_a_key_is_named_but_never_a_page_of_it():
+    with pytest.raises(UsageError, match="no setting's name"):
+        checked({"": 1})  # as a client may send it
+    with pytest.raises(UsageError) as caught:
+        checked({"x" * 100_000: 1})
+    assert len(str(caught.value)) < 200
 
 
 def test_a_sampling_value_out_of_range_is_refused_when_it_is_applied():

@@ -1,0 +1,58 @@
+"""Rows of a report that only a replayed program has: what it asked of its world, and how it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+ENDED = {
+    "returned": "it came to its end",
+    "exited": "it left by sys.exit",
+    "interrupted": "it was told to end",
+    "raised": "it raised an exception",
+    "stalled": "it can make no progress any more",
+    "stopped": "it was stopped: it wanted what this replay does not give",
+}
+
+LIVED_ON = "it lived past the end of the record, where nothing answers any more"
+
+
+def lived_on(report: Mapping[str, Any]) -> bool:
+    """Whether the program came to the end of the record and went on."""
+    return any(item["code"] == "beyond-the-record" for item in report["findings"])
+
+
+def world_rows(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Names and values, as `replay.cli.report_view` prints them."""
+    world = report.get("world")
+    if not world:
+        yield "replayed", "nothing: the replay could not begin"
+        return
+    exchanges, tools = world["exchanges"], world["tool_calls"]
+    ended = ENDED.get(world["ended"], world["ended"])
+    if world["ended"] in ("stopped", "stalled") and lived_on(report):
+        ended = LIVED_ON  # the findings say what it asked for there
+    yield "program", f"{report['target'].removeprefix('app=')}: {ended}"
+    if failure := report["failure"]:
+        if failure.get("message"):
+            yield "message", f'"{failure["message"]}"'
+        if failure.get("frame"):
+            yield "raised in", str(failure["frame"])
+    asked = f"{exchanges['asked']} of {exchanges['recorded']} recorded requests asked"
+    if world["unrecorded"]:
+        asked += f", {world['unrecorded']} asked that nobody recorded"
+    yield (
+        "world",
+        f"{asked}; {tools['begun']} of {tools['recorded']} tool calls; {world['model_answers']} model answers computed",
+    )
+    if report["mode"] == "fork":
+        yield "fork", "handlers answered what was not recorded: this is another run than the recorded one"
+
+
+def world_time(timings: Mapping[str, float]) -> str:
+    """The program's own time, the model's, and what passed on its clock."""
+    names = (("load_s", "load"), ("step_s", "program"), ("model_s", "of it model"), ("total_s", "total"))
+    parts = [f"{text} {timings[name]:.2f} s" for name, text in names if timings.get(name)]
+    if timings.get("virtual_s"):
+        parts.append(f"{timings['virtual_s']:.2f} s on the program's clock")
+    return ", ".join(parts)

@@ -1,0 +1,322 @@
+"""The recorded world of one program, put in place around whatever runs inside the block.
+
+    env = load_env("dumps/4f2a9c.pplx")
+    with env:
+        main()                                  # its clock, network, files, entropy and tools are the recorded ones
+    print(*env.findings(), sep="\\n")
+
+Each part also works alone: ``env.clock``, ``env.entropy``, ``env.network``, ``env.files``, ``env.syscalls``,
+``env.fds``, ``env.tools``, ``env.context``, ``env.stacks``, ``env.kv``. What is faked is faked at the Python boundary,
+for the clients that `replay.runtime.network` names; keeping everything else from happening is the guard's work
+(`replay.isolate.guard`), which is in force where `pplx-replay run` runs a program, and not here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+from dumps.record.seams import current
+from dumps.record.seams.log import inbound, task_name
+from dumps.schema import state_pb2 as pb
+from dumps.schema.reader import open_dump
+from replay.runtime import loop, native_files
+from replay.runtime.clock import VirtualClock
+from replay.runtime.context import RecordedContext
+from replay.runtime.entropy import Entropy
+from replay.runtime.errors import RuntimeReplayError, UnrecordedFile, UnrecordedRequest, WaitsForEver
+from replay.runtime.fds import DescriptorMap
+from replay.runtime.files import Files
+from replay.runtime.kv import KvView
+from replay.runtime.network import aiohttp_peer, http_client_peer, httpcore_peer
+from replay.runtime.network.model import ModelAnswers
+from replay.runtime.network.network import Fork, Network
+from replay.runtime.stacks import Stacks
+from replay.runtime.syscalls import Handler, Syscalls, UnrecordedSyscall
+from replay.runtime.tools import Tools
+
+_PEERS = (aiohttp_peer, httpcore_peer, http_client_peer)
+_UNRECORDED = (UnrecordedRequest, UnrecordedFile, UnrecordedSyscall)
+_STALLS = (loop.Stalled, WaitsForEver)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """How the replay's world differed from the recorded one."""
+
+    code: str
+    message: str
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{self.code}: {self.message}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """An error that the mocked runtime raised into the program, which may have swallowed it.
+
+    ``step`` is the world step at that moment, ``left_over`` how much of the record (requests, tool calls,
+    files that were read) had not been asked for yet,
+    ``monotonic_ns`` the time on the program's clock. ``task`` is who got it; in a server ``within`` is the id of the
+    inbound request in whose handling, and both counts are those of that request.
+    """
+
+    error: RuntimeReplayError
+    step: int
+    left_over: int
+    monotonic_ns: int
+    task: str
+    within: str = ""
+
+    @property
+    def kind(self) -> Literal["unrecorded", "stalled", "unsupported"]:
+        """Asked for what was not recorded; waits for what never comes; or does what no replay can follow."""
+        if isinstance(self.error, _UNRECORDED):
+            return "unrecorded"
+        return "stalled" if isinstance(self.error, _STALLS) else "unsupported"
+
+    @property
+    def sentence(self) -> str:
+        """What it was, in one line."""
+        return getattr(self.error, "request", "") or str(self.error).splitlines()[0]
+
+
+class NoWorldRecorded(RuntimeReplayError):
+    """The dump does not hold a program's world: it is that of an engine, or the recording left out what was said."""
+
+    exit_code = 20
+
+
+class _Refusals(list[Any]):
+    """Where the parts of the world note each error that they raise, with the moment added to it."""
+
+    def __init__(self, seen_now: Callable[[RuntimeReplayError], Refusal]) -> None:
+        super().__init__()
+        self._seen_now = seen_now
+        self.refusals: list[Refusal] = []
+
+    def append(self, error: Any) -> None:
+        super().append(error)
+        self.refusals.append(self._seen_now(error))
+
+
+class Env:
+    """One recorded world. Use it once, as a context manager; ``async with`` is for code that is in a virtual loop."""
+
+    def __init__(
+        self,
+        state: pb.RuntimeState,
+        *,
+        model: ModelAnswers | None = None,
+        fork: Fork | None = None,
+        tool_results: Mapping[str, str] | None = None,
+    ) -> None:
+        self.clock = VirtualClock.of(state.program, state.clock_changes)
+        self.entropy = Entropy(draws=state.entropy, key=state.manifest.id)
+        self.syscalls = Syscalls(state.syscalls)
+        self.fds = DescriptorMap(state.descriptors)
+        self.files = Files(
+            state.syscalls,
+            clock=self.clock,
+            syscalls=self.syscalls,
+            descriptors=self.fds,
+            new_files=fork is not None,
+        )
+        self.network = Network(state.exchanges, clock=self.clock, model=model, fork=fork)
+        self.tools = Tools(state.tool_calls, clock=self.clock, results=tool_results or {})
+        self.context = RecordedContext(state.context_stack)
+        self.stacks = Stacks.of(state)
+        self.kv = KvView(state)
+        self._refusals = _Refusals(self._refusal)
+        self.clock.refusals = self._refusals
+        self.network.refusals = self._refusals
+        self.files.model.unrecorded = self._refusals
+        self.syscalls.refusals = self._refusals
+        self._undo: list[Callable[[], None]] = []
+        self._used = False
+
+    def mock_syscall(self, name: str, handler: Handler) -> Callable[[], None]:
+        """See `Syscalls.mock_syscall`."""
+        return self.syscalls.mock_syscall(name, handler)
+
+    def __enter__(self) -> Env:
+        """Raises RuntimeReplayError where a world is in place already, and for one that was used before; RuntimeError
+        where the process is being recorded."""
+        if current.replaying():
+            raise RuntimeReplayError(
+                "a recorded world is in place already", remedy="Leave its `with` block before you enter another."
+            )
+        if self._used:
+            raise RuntimeReplayError(
+                "this world was used before, and what it answered then it does not answer again",
+                remedy="Make a new one: load_env(dump).",
+            )
+        self._used = True
+        install = self._undo.append
+        try:
+            install(current.begin_replay())
+            install(current.activate(tools=self.tools, context=self.context))
+            for peer in _PEERS:
+                install(peer.install(self.network))
+            install(self.files.install())
+            install(native_files.install(self.clock.refuse, self.files.has))
+            install(self.entropy.install())
+            install(self.clock.install())
+            install(loop.install(self.clock))
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end()
+
+    async def __aenter__(self) -> Env:
+        """As `__enter__`. Raises RuntimeReplayError in a loop on another clock, such as a real one: no deadline could
+        be replayed there."""
+        running = asyncio.get_running_loop()
+        if not isinstance(running, loop.VirtualLoop) or running.clock is not self.clock:
+            raise RuntimeReplayError(
+                "this event loop does not run on the clock of this world",
+                remedy="Put `with env:` around asyncio.run(...), which then makes a virtual loop; or run the coroutine "
+                "with replay.runtime.loop.run(env.clock, ...).",
+            )
+        return self.__enter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end()
+
+    @property
+    def world_step(self) -> int:
+        """How many outbound requests and tool calls the program has begun."""
+        return self.calls_begun()
+
+    def calls_begun(self, within: str = "") -> int:
+        """The world step; ``within`` counts the calls of one inbound request of a server, given by its id."""
+        return self.network.begun_within(within) + self.tools.begun_within(within)
+
+    def left_over(self, within: str = "") -> list[pb.Exchange]:
+        """Recorded exchanges that have not been asked for, all or those of one inbound request."""
+        return [one for one in self.network.left_over() if not within or one.within == within]
+
+    @property
+    def asked_nothing(self) -> bool:
+        """Whether requests, tool calls or file calls were recorded, and the program has made none of any kind,
+        nor connected to anything."""
+        files = self.files.model.script
+        recorded = self.network.recorded or self.tools.recorded or files.names()
+        return bool(recorded) and not (self.world_step or self.network.connected or files.asked)
+
+    @property
+    def refusals(self) -> list[Refusal]:
+        """What the program asked for and did not get, in order, even where it swallowed the error."""
+        return self._refusals.refusals
+
+    @property
+    def first_refusal(self) -> Refusal | None:
+        """The first of them. What the program did after it is our doing, too."""
+        return next(iter(self.refusals), None)
+
+    @property
+    def elapsed_s(self) -> float:
+        """Virtual seconds since the program began."""
+        return (self.clock.monotonic_ns() - self.clock.started_ns) / 1e9
+
+    def counts(self) -> dict[str, Any]:
+        """What was recorded, asked for and left over, for a report."""
+        return {
+            "exchanges": {
+                "recorded": self.network.recorded,
+                "asked": self.network.asked,
+                "left_over": len(self.network.left_over()),
+            },
+            "tool_calls": {"recorded": self.tools.recorded, "begun": self.tools.begun},
+            "unrecorded": sum(refusal.kind == "unrecorded" for refusal in self.refusals),
+        }
+
+    def findings(self) -> list[Finding]:
+        """What differed, first what was asked and not recorded. Final once the program has ended."""
+        found = [Finding(code=one.kind, message=one.message) for one in self.network.findings()]
+        noted = {one.message for one in found}
+        found += [
+            Finding(code=refusal.kind, message=str(refusal.error), facts={"step": refusal.step})
+            for refusal in self.refusals
+            if str(refusal.error) not in noted
+        ]
+        found += [Finding(code="tools", message=message) for message in self.tools.findings()]
+        found += [Finding(code="entropy", message=message) for message in self.entropy.findings]
+        if self.entropy.synthesised:
+            drawn = ", ".join(f"{count} of {source}" for source, count in sorted(self.entropy.synthesised.items()))
+            found.append(Finding(code="entropy-synthesised", message=f"draws made up for this replay: {drawn}"))
+        return found
+
+    def _refusal(self, error: RuntimeReplayError) -> Refusal:
+        within = inbound.get()
+        return Refusal(
+            error=error,
+            step=self.calls_begun(within),
+            left_over=self._left_over(error, within),
+            monotonic_ns=self.clock.monotonic_ns(),
+            task=task_name(),
+            within=within,
+        )
+
+    def _left_over(self, error: RuntimeReplayError, within: str) -> int:
+        """Files count only where a file is asked for: which ones a changed program reads tells little of its requests,
+        and the files of one request of a server are not known."""
+        files = self.files.model.script.unread() if isinstance(error, UnrecordedFile) and not within else []
+        return len(self.left_over(within)) + len(self.tools.left_over(within)) + len(files)
+
+    def _end(self) -> None:
+        """Take everything out again, in reverse order; one part that fails to leave does not keep the others in."""
+        with contextlib.ExitStack() as stack:
+            while self._undo:
+                stack.callback(self._undo.pop(0))
+
+
+def load_env(
+    dump: pb.RuntimeState | str | Path,
+    *,
+    model: ModelAnswers | None = None,
+    fork: Fork | None = None,
+    tool_results: Mapping[str, str] | None = None,
+) -> Env:
+    """The world that ``dump`` recorded: a file, or the state of one that is open.
+
+    ``model`` answers requests to a model by replayed inference; without it the recorded answers are played. ``fork``
+    may answer what was not recorded. ``tool_results`` are JSON texts that tool calls give instead, by id.
+
+    Raises `DumpError`; `NoWorldRecorded` for a dump without a program, and below record level "full";
+    `RuntimeReplayError` for a tool call that is not there.
+    """
+    if isinstance(dump, pb.RuntimeState):
+        state = dump
+    else:
+        with open_dump(Path(dump)) as opened:
+            state = pb.RuntimeState()
+            state.CopyFrom(opened.state)
+    _check_recorded(state)
+    return Env(state, model=model, fork=fork, tool_results=tool_results)
+
+
+def _check_recorded(state: pb.RuntimeState) -> None:
+    if not state.HasField("program"):
+        raise NoWorldRecorded(
+            "the dump holds no recorded program: it is that of an engine",
+            remedy="Record the program with dumps.record.program.recording; pplx-replay run replays an engine's dump.",
+        )
+    if (level := state.manifest.record_level) != "full":
+        raise NoWorldRecorded(
+            f"the program was recorded at level {level!r}, without what it was told",
+            remedy='Record it with recording(..., level="full").',
+        )

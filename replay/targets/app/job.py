@@ -1,0 +1,238 @@
+"""One replay of a recorded program, from a JSON-able description to a JSON-able report. Runs in a torch-free child."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from dumps.record.seams import current
+from dumps.record.seams.json_text import is_whole
+from dumps.schema import state_pb2 as pb
+from dumps.schema.reader import Dump, open_dump
+from replay.report import finding
+from replay.runtime.entropy import hash_seed_finding
+from replay.runtime.env import Env, load_env
+from replay.signature import Signature
+from replay.targets.app.answers import ReplayedAnswers
+from replay.targets.app.conclude import Conclusion, Sought, conclude
+from replay.targets.app.cuts import Cuts
+from replay.targets.app.entry import arguments_of, call, defaults_used, load_entry
+from replay.targets.app.fork import ForkHandlers
+from replay.targets.app.lost import lost_failures
+from replay.targets.app.options import AppOptions, app_options, check_tools
+from replay.targets.app.outcome import Outcome, outcome_of
+from replay.targets.app.output import kept_output
+from replay.targets.app.report import app_report
+from replay.targets.app.served import KINDS as SERVED_KINDS
+from replay.targets.app.served import ServedReplay
+from replay.targets.expected import expected_signature
+from replay.verdict import Decision, Reason, Verdict
+
+
+class Channel(Protocol):
+    """The way to the supervisor, see `replay.isolate.worker.Channel`."""
+
+    def __call__(self, event: dict[str, Any]) -> None: ...
+
+    def ask(self, question: Mapping[str, Any]) -> dict[str, Any]: ...
+
+    def on_refusal(self, listener: Callable[[str], None]) -> None: ...
+
+
+def run_program(job: Mapping[str, Any], channel: Channel) -> dict[str, Any]:
+    """Replay the program once and report. The first run of a job may ask to be run again, see `_restart`.
+
+    Raises `DumpError` and `UsageError`; everything that the program does is a result.
+    """
+    options = app_options(job)
+    began = time.perf_counter()
+    channel({"event": "progress", "stage": "open", "done": 0, "total": None})
+    with open_dump(Path(job["dump"]), salvage=options.salvage) as dump:
+        missing = _missing(dump.state)
+        if missing is None and not job.get("restarted") and (variables := _differing_variables(dump.state)):
+            return {"restart": variables}
+        check_tools(options, dump.state)
+        expected = expected_signature(dump.state, options.signature)
+        replay = _Replay(dump, options, expected, channel, began)
+        return replay.report() if missing is None else replay.inconclusive(*missing)
+
+
+def _differing_variables(state: pb.RuntimeState) -> dict[str, str]:
+    """The environment variables that the program was recorded with and this process was not started with."""
+    program = state.program
+    wanted = {variable.key: variable.value for variable in program.environment}
+    seed = program.hash_seed
+    # Which seed a random one was nobody knows; a fixed one at least makes two replays equal.
+    wanted["PYTHONHASHSEED"] = seed if seed.isdigit() else "0"
+    return {name: value for name, value in wanted.items() if os.environ.get(name) != value}
+
+
+class _Replay:
+    def __init__(
+        self, dump: Dump, options: AppOptions, expected: Signature | None, channel: Channel, began: float
+    ) -> None:
+        self._dump, self._options, self._expected, self._channel = dump, options, expected, channel
+        self._began = began
+        self._model = ReplayedAnswers(channel.ask) if options.answers == "replayed" else None
+
+    def report(self) -> dict[str, Any]:
+        options, state = self._options, self._dump.state
+        sys.argv = [options.entry.partition(":")[0]]  # ours would be read as the program's; its own is not recorded
+        with kept_output() as output:
+            with _without_recordings():
+                function = load_entry(options.entry, options.app_path)
+            served = ServedReplay(state, function) if state.program.kind in SERVED_KINDS else None
+            arguments = arguments_of(state.program, function) if served is None else {}
+            fork = ForkHandlers(load_entry(options.handlers, (), "handlers"), self._model) if options.handlers else None
+            env = load_env(state, model=self._model, fork=fork, tool_results=options.tool_results)
+            loaded = time.perf_counter()
+            self._channel({"event": "step-started"})
+            self._channel({"event": "progress", "stage": "program", "done": 0, "total": None})
+            cuts = Cuts(lambda: not env.refusals)
+            self._channel.on_refusal(cuts)
+            with env, lost_failures(lambda: None if cuts.first or env.refusals else env.world_step) as lost:
+                outcome = served.run(env) if served is not None else _run(function, arguments)
+        if fork is not None and fork.problem is not None:
+            raise fork.problem
+        sought = Sought(
+            state=state,
+            signature=self._expected,
+            modified=bool(options.tool_results or options.handlers),
+            tools_given=bool(options.tool_results),
+            foreign=options.signature is not None,
+        )
+        ended = time.perf_counter()
+        if served is not None:
+            conclusion = served.conclude(sought, env, outcome)
+        else:
+            conclusion = conclude(sought, env, outcome, lost=lost, cut=cuts.first, asked_nothing=env.asked_nothing)
+            if defaults_used(state.program, function):
+                message = "the recording says nothing of arguments; defaults were used"
+                conclusion.findings.append(
+                    finding("defaults-used", message, remedy="record with rec.call(function, ...), which notes them")
+                )
+        world = env.counts() | (served.counts() if served is not None else {})
+        return self._report(
+            conclusion,
+            env,
+            world=world | {"ended": outcome.ended, "model_answers": self._model.answered if self._model else 0},
+            output=output.tail(),
+            timings={"load_s": loaded - self._began, "step_s": ended - loaded, "virtual_s": env.elapsed_s},
+        )
+
+    def inconclusive(self, reason: Reason, message: str, remedy: str) -> dict[str, Any]:
+        """The report of a replay that cannot begin."""
+        problem = finding(reason.value, message, remedy=remedy)
+        return self._report(Conclusion(Decision(Verdict.INCONCLUSIVE, reason), findings=[problem]), None)
+
+    def _report(
+        self,
+        conclusion: Conclusion,
+        env: Env | None,
+        *,
+        world: Mapping[str, Any] | None = None,
+        output: str = "",
+        timings: Mapping[str, float] | None = None,
+    ) -> dict[str, Any]:
+        options, divergence = self._options, conclusion.divergence
+        findings = list(conclusion.findings)
+        if env is not None:
+            told = {found["message"] for found in findings}
+            findings += [finding(o.code, o.message, **o.facts) for o in env.findings() if o.message not in told]
+            findings += self._model_findings()
+            if divergence is not None and (said := hash_seed_finding(self._dump.state.program)):
+                findings.append(finding("hash-seed", said))
+        return app_report(
+            self._dump,
+            conclusion.decision,
+            expected=self._expected,
+            failure=conclusion.failure,
+            divergence=divergence.to_json() if divergence else None,
+            world=world or {},
+            output=output,
+            settings={f"tool.{name}.result": value for name, value in options.tool_results.items()},
+            findings=findings,
+            timings={**(timings or {}), "total_s": time.perf_counter() - self._began},
+            environment=_environment(self._dump.state),
+            mode="none" if env is None else "fork" if options.handlers else "strict",
+            target=f"app={options.entry}",
+        )
+
+    def _model_findings(self) -> list[dict[str, Any]]:
+        if self._model is None:
+            return [finding("recorded-answers", "the model's answers are the recorded ones; nothing was computed")]
+        return [
+            finding(
+                "recorded-answers",
+                f"an answer of the model is the recorded one, not computed: {problem['message']}",
+                remedy=problem["remedy"],
+            )
+            for problem in self._model.problems
+        ]
+
+
+@contextlib.contextmanager
+def _without_recordings() -> Iterator[None]:
+    """Recordings that a module begins while it is imported are inert, as they are once its world is in place."""
+    end = current.begin_replay()
+    try:
+        yield
+    finally:
+        end()
+
+
+def _run(function: Any, arguments: dict[str, Any]) -> Outcome:
+    try:
+        return Outcome(ended="returned", value=call(function, arguments))
+    except BaseException as error:  # SystemExit and KeyboardInterrupt are ways in which programs end, too
+        return outcome_of(error)
+
+
+def _missing(state: pb.RuntimeState) -> tuple[Reason, str, str] | None:
+    """What a program's replay needs and this dump does not have."""
+    if not state.HasField("program"):
+        return (
+            Reason.PROGRAM_ABSENT,
+            "the dump holds no recorded program: it is that of an engine",
+            "record the program with dumps.record.program.recording; --target inference replays the engine",
+        )
+    if state.manifest.record_level != "full":
+        return (
+            Reason.PROGRAM_SHAPE_ONLY,
+            f"the program was recorded at level {state.manifest.record_level!r}, without what it was told",
+            'record it with recording(..., level="full")',
+        )
+    if not _whole(state.program.arguments_json):
+        return (
+            Reason.PROGRAM_SHAPE_ONLY,
+            "the arguments that the program was called with are not in the dump, or not all of them",
+            "give rec.call(...) arguments that JSON can hold, within the recording's limits",
+        )
+    return None
+
+
+def _whole(text: str) -> bool:
+    try:
+        arguments = json.loads(text or "{}")
+        return isinstance(arguments, dict) and is_whole(arguments)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _environment(state: pb.RuntimeState) -> dict[str, Any]:
+    """``not_set``: recorded variables that this process was not given, see `replay.isolate.environment.added`."""
+    facts: dict[str, Any] = {
+        "device": "none",
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+    }
+    if not_set := sorted(set(_differing_variables(state)) - {"PYTHONHASHSEED"}):
+        facts["not_set"] = not_set
+    return facts

@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from replay.engine.request import SamplingParams
 from replay.engine.schedule import OnExhausted
@@ -39,6 +38,8 @@ from replay.targets.load import load_weights
 from tests.benchmarks.rows import Row
 from tests.mixing import random_tokens
 from tests.recordings import make_server, record
+from tests.reports import without_times
+from tests.threads import torch_threads
 
 DUMPS = 16
 BLOCK = 16
@@ -160,18 +161,15 @@ def commands(model: Path, dumps: list[str]) -> tuple[float, float]:
 
 
 def _same(some: list[Report], others: list[Report]) -> bool:
-    def untimed(reports: list[Report]) -> list[Report]:
-        return [{key: value for key, value in report.items() if key != "timings"} for report in reports]
-
-    return untimed(some) == untimed(others) and all(report["verdict"] == "reproduced" for report in some)
+    return [*map(without_times, some)] == [*map(without_times, others)] and all(
+        report["verdict"] == "reproduced" for report in some
+    )
 
 
 @pytest.fixture(autouse=True)
 def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    with torch_threads(1):
+        yield
 
 
 @pytest.mark.benchmark

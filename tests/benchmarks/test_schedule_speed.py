@@ -31,7 +31,8 @@ from replay.serving.hooks import RecorderHook
 from replay.serving.jobs import Job
 from replay.targets.admit import admit
 from replay.targets.drive import Deadline
-from replay.targets.job import own_signature, run_job
+from replay.targets.expected import own_signature
+from replay.targets.job import run_job
 from replay.targets.rebuild import rebuild
 from replay.targets.schedule import run_schedule
 from replay.targets.settings import Overrides

@@ -35,6 +35,8 @@ def fingerprints_folder() -> Path:
 
 def make_private(folder: Path) -> None:
     """Make ``folder``, inside our cache, and the cache's root where they do not exist, for this user alone."""
+    if folder.is_dir():
+        return  # a replay may not make folders above it, and to try would count as an attempt
     cache_root().parent.mkdir(parents=True, exist_ok=True)
     cache_root().mkdir(exist_ok=True, mode=0o700)
     folder.mkdir(exist_ok=True, mode=0o700)

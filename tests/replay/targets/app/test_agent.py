@@ -20,7 +20,8 @@ EXPECTED = {
 STEPS = {"hang": 6, "malformed": 5, "reset": 6, "clock-jump": 4}
 
 MENDED = {"hang": "variants:patient", "malformed": "variants:patient", "reset": "variants:patient"}
-BEYOND_MODEL_S = 2.0
+BEYOND_MODEL_S = 15.0
+"""A bound for a machine that does other things, too; alone it is 0.5 to 0.7 s."""
 
 
 @pytest.mark.parametrize("failure", FAILURES)

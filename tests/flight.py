@@ -252,6 +252,7 @@ class Flight:
             free_blocks=list(scheduler.pool.free),
             running=[(self.serials[r], r.num_computed, r.num_output, list(r.blocks)) for r in scheduler.running],
             waiting=[self.serials[r] for r in scheduler.waiting],
+            outputs=[(self.serials[r], r.num_output) for r in scheduler.waiting if r.num_output],
         )
 
     def _draw(self) -> Sample:

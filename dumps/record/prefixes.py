@@ -30,6 +30,13 @@ def encode_cached(cached: Sequence[CachedBlock]) -> bytes:
     return _COUNT.pack(len(cached)) + array("I", [entry.block for entry in cached]).tobytes() + b"".join(hashes)
 
 
+def cached_size(data: bytes) -> int:
+    """The bytes that `encode_cached` made of what ``data`` begins with, or all of them if there are not so many."""
+    if len(data) < _COUNT.size:
+        return len(data)
+    return min(_COUNT.size + int(_COUNT.unpack_from(data)[0]) * BYTES_PER_BLOCK, len(data))
+
+
 def decode_cached(data: bytes) -> list[CachedBlock]:
     """Raises ValueError unless ``data`` is what `encode_cached` makes. Nothing at all is no blocks."""
     if not data:

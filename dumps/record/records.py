@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from dumps.prefix_hash import CachedBlock
 from dumps.record.fallbacks import FallbackRecord, from_json
-from dumps.record.prefixes import HitRecord, decode_cached, encode_cached, hits_from_json
+from dumps.record.prefixes import HitRecord, cached_size, decode_cached, encode_cached, hits_from_json
 
 _BEGIN = struct.Struct("<QQIII")  # index, start ns, chunks, new blocks, bytes of events
 _END = struct.Struct("<QIII")  # index, rows, flags, bytes of events
@@ -90,13 +90,14 @@ class RunningRecord(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class KeyframeRecord:
     """The complete scheduler state before step ``before_step``. ``free_blocks`` in the order of handing out, ``cached``
-    in that of registration."""
+    in that of registration. ``outputs``: serial and output tokens of the waiting that were preempted with some."""
 
     before_step: int
     free_blocks: list[int]
     running: Sequence[RunningRecord | tuple[int, int, int, list[int]]]
     waiting: list[int]
     cached: Sequence[CachedBlock] = ()
+    outputs: Sequence[tuple[int, int]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,8 +206,11 @@ def encode_keyframe(keyframe: KeyframeRecord, ring_sequence: int) -> bytes:
         tables.extend(blocks)
     sizes = (len(keyframe.free_blocks), len(keyframe.running), len(tables), len(keyframe.waiting))
     head = _KEYFRAME.pack(keyframe.before_step, ring_sequence, *sizes)
-    cached = encode_cached(keyframe.cached) if keyframe.cached else b""  # nothing, as in rings older than the cache
-    return b"".join((head, numbers.tobytes(), tables.tobytes(), array("I", keyframe.waiting).tobytes(), cached))
+    tail = b""  # nothing where there is nothing, as in rings older than the cache
+    if keyframe.cached or keyframe.outputs:
+        outputs = array("I", [number for pair in keyframe.outputs for number in pair])
+        tail = encode_cached(keyframe.cached) + outputs.tobytes()
+    return b"".join((head, numbers.tobytes(), tables.tobytes(), array("I", keyframe.waiting).tobytes(), tail))
 
 
 def decode_keyframe(payload: bytes) -> tuple[KeyframeRecord, int]:
@@ -217,7 +221,10 @@ def decode_keyframe(payload: bytes) -> tuple[KeyframeRecord, int]:
     facts = cut.column(4 * num_running)
     tables = cut.column(num_table)
     waiting = cut.column(num_waiting)
-    cached = decode_cached(cut.rest())
+    tail = cut.rest()
+    size = cached_size(tail)
+    cached = decode_cached(tail[:size])
+    outputs = _pairs(tail[size:])
     running: list[RunningRecord] = []
     at = 0
     for row in range(0, len(facts), 4):
@@ -226,7 +233,14 @@ def decode_keyframe(payload: bytes) -> tuple[KeyframeRecord, int]:
         at += length
     if at != len(tables):
         raise ValueError("the block tables of a keyframe do not add up")
-    return KeyframeRecord(before_step, free, running, waiting, cached), sequence
+    return KeyframeRecord(before_step, free, running, waiting, cached, outputs), sequence
+
+
+def _pairs(data: bytes) -> list[tuple[int, int]]:
+    if len(data) % 8:
+        raise ValueError("the outputs of a keyframe do not add up")
+    numbers = array("I", data)
+    return list(zip(numbers[::2], numbers[1::2], strict=True))
 
 
 def encode_json(facts: dict[str, Any]) -> bytes:

@@ -30,7 +30,11 @@ class Requests:
         self._headers = request_headers(image)
         self._draws = _draws(history)
         start = history.start if history else None
-        self._starts = {serial: output for serial, _, output, _ in start.running} if start else {}
+        self._starts: dict[int, int] = {}  # output tokens where the history starts, by serial
+        if history is not None and start is not None:
+            if not history.newest:  # else the slab is exact of these, in older rings too
+                self._starts = dict.fromkeys(start.waiting, 0) | dict(start.outputs)
+            self._starts |= {serial: output for serial, _, output, _ in start.running}
         named = _named(history) | {int(f["request"]) for f in image.failures if f.get("request") is not None}
         if history is None or history.newest:
             # Added since the last step began: no step has named them yet.
@@ -102,9 +106,13 @@ class Requests:
         return ""
 
     def _fill_lengths(self, message: pb.Request, serial: int, header: Mapping[str, Any], slot: Slot | None) -> None:
-        """From the last token drawn in the steps; of a request that drew none there, from their start or the slab."""
+        """From the last token drawn in the steps; of a request that drew none there, from their start or the slab.
+
+        The slab may be ahead of steps that end before a damaged or missing one.
+        """
         draws = self._draws.get(serial, [])
-        before = self._starts.get(serial)
+        arrived = serial in self._scheduler.arrivals
+        before = 0 if arrived else self._starts.get(serial)
         prompt = slot.num_prompt if slot else int(header.get("num_prompt", 0))
         if not prompt and draws:
             prompt = max(draws[0][0] - (before or 0), 0)

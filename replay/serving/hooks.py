@@ -180,4 +180,5 @@ class RecorderHook:
             ],
             waiting=[self._serials[request] for request in scheduler.waiting],
             cached=scheduler.cache.entries if scheduler.cache is not None else (),
+            outputs=[(self._serials[r], r.num_output) for r in scheduler.waiting if r.num_output],
         )

@@ -69,7 +69,7 @@ def test_records_of_a_ring_older_than_the_cache_are_read():
     assert decode_end(end).cached == []
     assert b"".join(encode_end(StepEnd(index=1, tokens=[8]), keep_tokens=True)) == end
     keyframe = bytes.fromhex("04000000000000000900000000000000010000000000000000000000010000000300000007000000")
-    assert decode_keyframe(keyframe) == (KeyframeRecord(4, [3], [], [7], []), 9)
+    assert decode_keyframe(keyframe) == (KeyframeRecord(4, [3], [], [7], [], []), 9)
     assert encode_keyframe(KeyframeRecord(4, [3], [], [7]), 9) == keyframe
 
 

@@ -9,11 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dumps.prefix_hash import HASH_BYTES, CachedBlock
 from dumps.record import ring
 from dumps.record.process import WriterProcess
 from dumps.record.records import (
     ExhaustedRecord,
     KeyframeRecord,
+    RunningRecord,
     StepEnd,
     StepStart,
     decode_begin,
@@ -26,6 +28,7 @@ from dumps.record.records import (
 
 u32 = st.integers(0, 2**32 - 1)
 ids = st.lists(u32, max_size=6)
+hashes = st.binary(min_size=HASH_BYTES, max_size=HASH_BYTES).filter(any)
 ended = st.lists(st.tuples(u32, st.sampled_from(["stop", "abort"]), st.just("eos")), max_size=2)
 
 
@@ -72,16 +75,20 @@ def test_an_end_comes_back(tokens, digest, finished, keep):
     free=ids,
     running=st.lists(st.tuples(u32, u32, u32, ids), max_size=4),
     waiting=ids,
+    cached=st.lists(st.builds(CachedBlock, u32, hashes, hashes), max_size=3),
+    outputs=st.lists(st.tuples(u32, u32), max_size=3),
     sequence=st.integers(0, 2**64 - 1),
 )
-def test_a_keyframe_comes_back(free, running, waiting, sequence):
-    keyframe, at = decode_keyframe(encode_keyframe(KeyframeRecord(5, free, running, waiting), sequence))
-    assert (keyframe.free_blocks, [tuple(r) for r in keyframe.running], keyframe.waiting, at) == (
-        free,
-        running,
-        waiting,
-        sequence,
-    )
+def test_a_keyframe_comes_back(free, running, waiting, cached, outputs, sequence):
+    keyframe = KeyframeRecord(5, free, [RunningRecord(*facts) for facts in running], waiting, cached, outputs)
+    assert decode_keyframe(encode_keyframe(keyframe, sequence)) == (keyframe, sequence)
+
+
+@given(outputs=st.lists(st.tuples(u32, u32), min_size=1, max_size=3), cut=st.integers(1, 7))
+def test_a_keyframe_with_half_a_number_is_refused(outputs, cut):
+    whole = encode_keyframe(KeyframeRecord(5, [], [], [1], [], outputs), 0)
+    with pytest.raises(ValueError, match="do not add up"):
+        decode_keyframe(whole[:-cut])
 
 
 @pytest.mark.parametrize("decode", [decode_begin, decode_end, decode_keyframe])

@@ -120,6 +120,33 @@ def test_tokens_of_a_request_preempted_long_ago_are_still_there(tmp_path):
     assert not by_id["second"].HasField("output_token_ids")
 
 
+def test_requests_are_as_the_last_kept_step_leaves_them(tmp_path):
+    """A step too large for the ring ends the history; what the slab learnt after it belongs to no kept step."""
+    config = make_config()
+    recorder = make_recorder(tmp_path / "a.ring", config, ring_bytes=2048)
+    drawn, idle, late = (
+        recorder.add_request({"id": name, "sampling": {"top_p": 1.0}}, [11, 12]) for name in ("drawn", "idle", "late")
+    )
+    recorder.begin_step(StepStart(0, 0, [drawn], [0], [2], [(0, 0)], arrived=[drawn, idle], admitted=[drawn]))
+    recorder.end_step(StepEnd(0, [13]))
+    recorder._file._position = 0  # as after a lap: the first step is written over
+    recorder.keyframe(KeyframeRecord(1, list(range(12)), [], [drawn, idle], [], [(drawn, 1)]))
+    recorder.begin_step(StepStart(1, 0, [], [], [], arrived=[late]))
+    recorder.end_step(StepEnd(1, []))
+    huge = [(0, block) for block in range(99)]
+    everyone = [drawn, idle, late]
+    recorder.begin_step(StepStart(2, 0, everyone, [0] * 3, [3, 2, 2], huge, admitted=everyone))
+    recorder.end_step(StepEnd(2, [14, 15, 16]))
+    recorder.flush()
+
+    state = state_of(tmp_path / "a.ring")
+
+    assert [step.index for step in state.steps] == [1]
+    lengths = {request.id: (request.num_output_tokens, request.status) for request in state.requests}
+    assert lengths == {"drawn": (1, "preempted"), "idle": (0, "waiting"), "late": (0, "waiting")}
+    assert from_le32(state.requests[0].output_token_ids) == [13]
+
+
 def test_a_slot_taken_over_is_absent_and_its_request_still_named(tmp_path):
     config = make_config()
     flight = Flight(make_recorder(tmp_path / "a.ring", config, slots=6, ring_bytes=32768), config)

@@ -146,3 +146,21 @@ def test_a_failure_behind_the_kept_steps_is_not_looked_for_in_them(tiny, tmp_pat
     for options in ({"target": "schedule"}, {"model": str(tiny)}):
         report = run_job({"dump": str(played.dumps[-1]), **options}, lambda event: None)
         assert (report["verdict"], report["reason_code"]) == ("inconclusive", "steps-absent")
+
+
+def test_a_step_too_large_for_the_ring_ends_the_record_before_it(tiny, tmp_path):
+    """Its answers go on in the slab, and no kept step drew them."""
+    greedy = SamplingParams(max_tokens=1, ignore_eos=True)
+    people = [
+        Visit(prompt=(5,) * 90, sampling=greedy),
+        Visit(prompt=(6,) * 12, sampling=greedy),
+        Visit(prompt=(7,) * 90, sampling=greedy, arrives=4),
+    ]
+    options = {"block_size": 1, "kv_blocks": 200, "max_model_len": 120, "max_num_seqs": 6}
+    played = play(tiny, tmp_path, people, steps=14, max_num_batched_tokens=8, ring_bytes=1536, **options)
+    with open_dump(played.demand) as dump:
+        state = dump.state
+    assert state.steps[0].index > 0
+    assert "later steps are damaged" in {e.path: e.note for e in state.ledger}["scheduler.next_step"]
+    for report in (_replay(played.demand, tiny), _replay(played.demand, None, target="schedule")):
+        _agrees(report, state, small_ring=True)

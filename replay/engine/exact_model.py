@@ -16,7 +16,8 @@ import torch
 from replay.engine.kernels.activations import EXACT_ACTIVATIONS
 from replay.engine.kernels.exact import KERNELS, ExactLinear, LinearForm, LinearFunction
 from replay.engine.kernels.moe import ExactExperts, ExactRouter
-from replay.engine.probe import ROWS, choose_tile, random_rows, require_rows_agree
+from replay.engine.probe import ROWS, choose_tile, require_rows_agree
+from replay.engine.probe_rows import random_rows
 from replay.errors import UnsupportedModel
 
 ACTIVATION_NAMES = frozenset({"act", "act_fn", "activation_fn"})
@@ -105,7 +106,8 @@ def _prove_the_rest(model: Any, *, tile: int) -> None:
             continue
         done.add((kind, features))
         if features:
-            rows = random_rows(ROWS, features, dtype, device)
+            # An RMSNorm computes in float32 and rounds at its end, which would hide the order of its sum.
+            rows = random_rows(ROWS, features, torch.float32 if kind.endswith("RMSNorm") else dtype, device)
             require_rows_agree(f"{kind} of {features}", module, rows, tile=tile)
         elif any(type(module) is exact for exact in EXACT_ACTIVATIONS.values()):
             require_rows_agree(kind, module, random_rows(ROWS, ACTIVATION_WIDTH, dtype, device) * 4, tile=tile)

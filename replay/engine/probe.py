@@ -1,8 +1,8 @@
 """Finds out, on this machine and these library versions, which kernel calls give a row the same bits in every batch.
 
-Nothing here is assumed from a table: each candidate is run on hundreds of random rows in calls of many sizes and
-positions, and the cheapest that never differs is taken. A difference at one size may show in 1 of 64 rows, hence the
-hundreds.
+Nothing here is assumed from a table: each candidate is run on hundreds of rows in calls of many sizes and positions,
+and the cheapest that never differs is taken. A difference at one size may show in 1 of 64 rows, hence the hundreds, and
+in bfloat16 only where products cancel, hence `telling_rows`.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from torch.nn import functional
 
 from replay.engine.attention import TileSizes, Window, hidden_keys
 from replay.engine.kernels.exact import KERNELS, LinearForm, LinearFunction, packing_available
+from replay.engine.probe_rows import random_rows, telling_rows
 from replay.errors import UnsupportedModel
 
 ROWS = 512
-"""Random rows per probe of a layer."""
+"""Rows per probe of a layer."""
 
 HEAD_ROWS = 64
-"""Random rows per probe of a layer as wide as a vocabulary, where 512 would take seconds; also its largest call."""
+"""Rows per probe of a layer as wide as a vocabulary, where 512 would take seconds; also its largest call."""
 
 WIDE = 16384
 """Output features from which a layer counts as that wide."""
@@ -37,8 +38,8 @@ TILES = {"cpu": (4, 16), "cuda": (64, 128)}
 MKL. A GPU waits for weights with so few rows, and its sums over a row are cut by the number of rows below 16."""
 
 AMX_ROWS = 32
-"""Rows of a bfloat16 call on a processor with AMX, at most. A call of more sums in another order; random data show that
-in a few of many thousand values only, so that the probe may miss it."""
+"""Rows of a bfloat16 call on a processor with AMX, at most. A call of more sums in another order, which plain rows show
+in a few of many thousand values. The limit stays until `telling_rows` have been tried on such a processor."""
 
 OWN_TILE = 64
 """Rows to which a layer pads its own input where no tile allows long calls. With AMX, in bfloat16, calls of up to 32
@@ -57,15 +58,6 @@ class NoExactKernel(UnsupportedModel):
     """No form of a kernel gave the same bits twice. Usually a new machine or library version."""
 
     remedy = "Run with --kernels stock, and report the machine and library versions."
-
-
-def random_rows(rows: int, features: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> torch.Tensor:
-    """Rows [rows, features] from a generator of its own, so that torch's global one is left alone.
-
-    They are the same on every device.
-    """
-    generator = torch.Generator().manual_seed(rows * 1_000_003 + features)
-    return torch.randn((rows, features), generator=generator).to(device, dtype)
 
 
 def has_amx() -> bool:
@@ -139,7 +131,7 @@ def choose(
     count = HEAD_ROWS if weight.shape[0] >= WIDE else ROWS
     if weight.device.type == "cuda":
         count = CUDA_TILES * tile
-    rows = random_rows(count, weight.shape[1], weight.dtype, weight.device)
+    rows = telling_rows(count, weight)
     few = rows[:tile]
     expected = functional.linear(few.float(), weight.float(), None if bias is None else bias.float())
     tolerance = 1e-4 if weight.dtype == torch.float32 else 2e-2
@@ -151,7 +143,6 @@ def choose(
     if not right:
         raise NoExactKernel(f"no linear kernel computes a layer of shape {tuple(weight.shape)} and {weight.dtype}")
     limited: list[LinearForm] = []
-    # Longer calls pass the probe on most data and still differ in a few values of thousands.
     longest = AMX_ROWS if weight.dtype == torch.bfloat16 and weight.device.type == "cpu" and has_amx() else count
     for name, function in right:
         agreed = agreeing_rows(function, rows, tile=tile, most=count)

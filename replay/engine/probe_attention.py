@@ -15,7 +15,8 @@ import torch
 from replay.engine.attention import Placed, TileSizes, Window, exact_context
 from replay.engine.kernels.exact import exact_attention
 from replay.engine.kv_store import DTYPES, KVStore
-from replay.engine.probe import AttentionShape, random_rows
+from replay.engine.probe import AttentionShape
+from replay.engine.probe_rows import random_rows
 from replay.engine.request import Request, SamplingParams
 from replay.engine.schedule import Chunk
 

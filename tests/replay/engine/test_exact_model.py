@@ -10,7 +10,8 @@ import torch
 from replay.engine.exact_model import make_exact
 from replay.engine.kernels.activations import ExactGeluTanh
 from replay.engine.kernels.exact import ExactLinear
-from replay.engine.probe import NoExactKernel, random_rows
+from replay.engine.probe import NoExactKernel
+from replay.engine.probe_rows import random_rows
 from replay.errors import UnsupportedModel
 
 

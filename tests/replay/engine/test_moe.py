@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from replay.engine.kernels.activations import ExactSiLU
 from replay.engine.kernels.exact import ExactLinear, LinearForm, plain_linear
 from replay.engine.kernels.moe import ExactExperts, ExactRouter
-from replay.engine.probe import random_rows
+from replay.engine.probe_rows import random_rows
 
 EXPERTS, HIDDEN, INNER, TOP_K, TILE = 5, 16, 24, 3, 4
 

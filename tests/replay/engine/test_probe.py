@@ -13,10 +13,11 @@ from replay.engine.attention import TileSizes
 from replay.engine.kernels.activations import ExactGeluTanh, ExactSiLU
 from replay.engine.kernels.exact import KERNELS, ExactLinear, LinearForm, packing_available, plain_linear
 from replay.engine.probe import AttentionShape
+from replay.engine.probe_rows import random_rows, telling_rows
 
 
 def weight_of(shape, dtype=torch.float32):
-    return probe.random_rows(shape[0], shape[1], dtype) * 0.05
+    return random_rows(shape[0], shape[1], dtype) * 0.05
 
 
 def depends_on_rows(weight, *, sizes):
@@ -37,7 +38,7 @@ def depends_on_rows(weight, *, sizes):
 def test_a_layer_that_depends_on_its_row_count_is_seen(size, agreed):
     """And how many rows a call may have before it does."""
     weight = weight_of((32, 48))
-    rows = probe.random_rows(probe.ROWS, 48, torch.float32)
+    rows = random_rows(probe.ROWS, 48, torch.float32)
     assert probe.agreeing_rows(plain_linear(weight, None), rows, tile=4, most=512) == 512
     assert probe.agreeing_rows(depends_on_rows(weight, sizes=(size,)), rows, tile=4, most=512) == agreed
 
@@ -59,7 +60,7 @@ def test_when_none_passes_every_call_has_the_same_row_count():
     assert form == LinearForm(kernel="only", tile=16, most=16, limited=True)
     assert str(form) == "only/16-to-16"
     layer = ExactLinear(bad, form)
-    rows = probe.random_rows(64, 48, torch.float32)
+    rows = random_rows(64, 48, torch.float32)
     expected = torch.cat([layer(part[None])[0] for part in rows.split(16)])
     assert torch.equal(layer(rows[None])[0], expected)
 
@@ -99,13 +100,56 @@ def test_one_failing_layer_costs_the_small_tile_only_if_the_large_one_helps(monk
     assert found() == (16, ["plain", "plain/64-to-64"])
 
 
+@pytest.mark.parametrize("shape", [(64, 1539), (256, 64), (96, 576)], ids=str)
+def test_an_order_of_sums_that_bfloat16_hides_is_seen(shape):
+    """As with AMX, where the layer of 1,539 columns differed in 2 of 2,112 values above 32 rows."""
+    weight = weight_of(shape, torch.bfloat16)
+    half = shape[1] // 2
+
+    def two_orders(rows):
+        wide, exact = rows.float(), weight.float().T
+        if rows.shape[0] <= 32:
+            return (wide @ exact).bfloat16()
+        return (wide[:, half:] @ exact[half:] + wide[:, :half] @ exact[:half]).bfloat16()
+
+    for count in (probe.ROWS, probe.HEAD_ROWS):
+        assert probe.agreeing_rows(two_orders, telling_rows(count, weight), tile=16, most=count) == 32
+    plain = random_rows(probe.ROWS, shape[1], torch.bfloat16)
+    short = torch.cat([two_orders(part) for part in plain.split(16)])
+    assert (short != two_orders(plain)).any(dim=1).sum() < probe.ROWS / 20
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(64, 1539), (3, 64), (500, 7), (1, 1)], ids=str)
+def test_half_of_the_telling_rows_cancel_in_one_output_each(shape, dtype):
+    weight = weight_of(shape, dtype)
+    rows = telling_rows(128, weight)
+    assert torch.equal(rows, telling_rows(128, weight))
+    products = rows.double()[:, None, :] * weight.double()
+    left = products.sum(dim=2).abs() / products.abs().sum(dim=2).clamp(min=1e-300)
+    cancels = left.min(dim=1).values < 1e-12
+    assert cancels.sum() >= 64
+    hit = left[cancels].argmin(dim=1)
+    assert {0, shape[0] - 1} <= set(hit.tolist())
+    assert not cancels.all()
+    # Both kinds stand at every place of a call.
+    places = cancels.view(-1, 4)
+    assert places.any(dim=0).all()
+    assert not places.all(dim=0).any()
+
+
+def test_a_weight_of_zeros_has_telling_rows_too():
+    weight = torch.zeros((4, 6), dtype=torch.bfloat16)
+    assert torch.isfinite(telling_rows(16, weight)).all()
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_real_kernels_give_a_usable_form(dtype):
     weight = weight_of((192, 576), dtype)
     tile, (form,) = probe.choose_tile([(weight, None)])
     function = KERNELS[form.kernel](weight, None)
     layer = ExactLinear(function, form)
-    rows = probe.random_rows(96, 576, dtype)
+    rows = random_rows(96, 576, dtype)
     expected = torch.cat([layer(part) for part in rows.split(tile)])
     assert torch.allclose(expected.float(), function(rows).float(), rtol=2e-2, atol=1e-5)
     for multiple in (2, 3, 6):
@@ -116,7 +160,7 @@ def test_the_real_kernels_give_a_usable_form(dtype):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_packed_linear_computes_the_layer(dtype):
     weight, bias = weight_of((40, 64), dtype), weight_of((1, 40), dtype)[0]
-    rows = probe.random_rows(8, 64, dtype)
+    rows = random_rows(8, 64, dtype)
     result = KERNELS["packed"](weight, bias)(rows)
     expected = rows.float() @ weight.float().T + bias.float()
     assert torch.allclose(result.float(), expected, rtol=1e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-2)
@@ -130,7 +174,7 @@ def test_rows_are_filled_up_to_a_tile():
         return function(rows)
 
     layer = ExactLinear(record, LinearForm(kernel="plain", tile=64, most=128))
-    rows = probe.random_rows(144, 48, torch.float32)
+    rows = random_rows(144, 48, torch.float32)
     assert torch.allclose(layer(rows[None]), function(rows)[None], rtol=1e-5, atol=1e-5)
     assert seen == [128, 64]
 
@@ -158,7 +202,7 @@ def test_calls_longer_than_proven_are_split():
     ],
 )
 def test_exact_activations_are_the_stock_ones_whatever_the_shape(dtype, exact, stock):
-    values = (probe.random_rows(1, 1003, dtype) * 6)[0]
+    values = (random_rows(1, 1003, dtype) * 6)[0]
     values[:4] = torch.tensor([200.0, -200.0, 0.0, -88.0], dtype=dtype)
     whole = exact(values)
     assert torch.allclose(whole.double(), stock(values.double()), rtol=8e-3, atol=1e-6)

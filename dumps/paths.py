@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Mapping
 from typing import Any, cast
 
 from google.protobuf.descriptor import FieldDescriptor
@@ -71,7 +72,7 @@ def _field(value: Any, name: str, done: str) -> Any:
         raise UnknownPath(f"{done} has no fields", remedy=f"Ask for {done}.")
     fields: dict[str, FieldDescriptor] = cast(Any, value.DESCRIPTOR).fields_by_name
     if name not in fields:
-        near = difflib.get_close_matches(name, fields, n=3, cutoff=0.5)
+        near = _inside(fields, name) or difflib.get_close_matches(name, fields, n=3, cutoff=0.5)
         prefix = f"{done}." if done else ""
         shown = ", ".join(prefix + one for one in near or fields)
         raise UnknownPath(
@@ -81,6 +82,17 @@ def _field(value: Any, name: str, done: str) -> Any:
     if fields[name].has_presence and not value.HasField(name):
         return None
     return getattr(value, name)
+
+
+def _inside(fields: Mapping[str, FieldDescriptor], name: str) -> list[str]:
+    """Paths of fields that are called ``name`` in a single message among ``fields``."""
+    return [
+        f"{field.name}.{name}"
+        for field in fields.values()
+        if field.message_type is not None
+        and not field.is_repeated
+        and name in cast(Any, field.message_type).fields_by_name
+    ][:3]
 
 
 def _is_list(value: Any) -> bool:

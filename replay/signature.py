@@ -35,6 +35,28 @@ def normalise(message: str) -> str:
     return " ".join(message.split())
 
 
+_OF_ONE_RUN = (
+    (re.compile(r"0x[0-9a-fA-F]+"), "<addr>"),
+    (re.compile(r"\b1[34]\d{13}\b"), "<addr>"),  # what id() gives
+    (re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d([.,]\d+)?)?"), "<time>"),
+    (re.compile(r"\b1[5-9]\d{8}(\d{3}|\d{6}|\d{9})?(\.\d+)?\b"), "<time>"),
+    (re.compile(r"(?<=[/\\])tmp[a-z0-9_]{8}"), "<temp>"),
+    (re.compile(r"\b(Task|Thread|Dummy|ThreadPoolExecutor)-\d+(_\d+)?"), r"\1-<n>"),
+    (re.compile(r"(?<=\bline )\d+|(?<=\bpid )\d+|(?<=\bpid=)\d+"), "<n>"),
+    (re.compile(r"\d+(\.\d+)?(e-\d+)?(?=\s?(ns|us|µs|ms|s|secs?|seconds?|min|minutes?)\b)"), "<n>"),
+    (re.compile(r"\d+\.\d{3,}|\d+(\.\d+)?e-\d+"), "<n>"),
+)
+"""What may differ though a program is unchanged and its world recorded: addresses, times and what took how long."""
+
+
+def of_any_run(message: str) -> str:
+    """A message of a program without what its recorded world does not hold still. Other numbers stay: a status, an id,
+    an amount come from that world."""
+    for pattern, name in _OF_ONE_RUN:
+        message = pattern.sub(name, message)
+    return " ".join(message.split())
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
     """Equal identities are the same failure. ``frame``, the innermost in-app one, belongs to it where it is known:

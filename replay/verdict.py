@@ -48,6 +48,7 @@ class Reason(StrEnum):
     PROGRAM_SHAPE_ONLY = "program-without-text"
     PROGRAM_UNSUPPORTED = "program-unsupported"
     NOTHING_ASKED = "nothing-asked"
+    BEYOND_THE_RECORD = "beyond-the-record"
     NOT_VISIBLE = "not-visible-from-outside"
     ENDPOINT_UNREACHABLE = "endpoint-unreachable"
     ENDPOINT_NO_MODEL = "endpoint-without-model"
@@ -63,8 +64,8 @@ class Reason(StrEnum):
     BUDGET = "budget-spent"
 
 
-# A stall needs a proof of no progress, which a virtual clock gives. A kind that is not listed cannot be looked for.
-SHOWN_BY_A_REPLAY = frozenset(FailureKind) - {FailureKind.STALL}
+SHOWN_BY_A_REPLAY = frozenset(FailureKind)
+"""A kind that is not listed cannot be looked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +74,8 @@ class Evidence:
 
     ``modified`` says that settings were changed or that only part of the dump ran, so that locations need not agree.
     ``foreign`` says that the expected signature is not the dump's own. ``on_a_virtual_clock`` says that a deadline
-    which was seen to pass did so on the program's own clock, and that a stall is one: nothing could have gone on.
+    which was seen to pass did so on the program's own clock. A stall that was seen is a proof of no progress in either
+    case: nothing could have gone on, for however long.
     """
 
     seen: Sequence[Signature]
@@ -102,8 +104,7 @@ def decide(expected: Signature | None, evidence: Evidence) -> Decision:
     if evidence.divergence is not None and not evidence.modified:
         reason = Reason.NOISE if evidence.divergence.cause == "noise" else Reason.NONE
         return Decision(Verdict.DIVERGED, reason, seen, match)
-    provable = evidence.on_a_virtual_clock and expected is not None and expected.identity.kind == FailureKind.STALL
-    if expected is not None and expected.identity.kind not in SHOWN_BY_A_REPLAY and not provable:
+    if expected is not None and expected.identity.kind not in SHOWN_BY_A_REPLAY:
         return Decision(Verdict.INCONCLUSIVE, Reason.KIND_UNSUPPORTED, seen, match)
     if expected is None or expected.identity.kind == FailureKind.PROCESS_DEATH:
         if seen is not None:

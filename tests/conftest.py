@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from replay.pytest_plugin import ReplayItem
+
 # Set before anything imports torch or transformers: no downloads, and idle OpenMP threads that do not spin.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -44,8 +46,16 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files with the real model first: a long one that began last would leave the other workers idle."""
+    for item in items:
+        if isinstance(item, ReplayItem) and _needs_the_real_model(item):
+            item.add_marker("model")
     long = {item.path for item in items if item.get_closest_marker("model")}
     items.sort(key=lambda item: item.path not in long)
+
+
+def _needs_the_real_model(item: ReplayItem) -> bool:
+    computes = item.one.options.get("target", "inference") == "inference"
+    return computes and not (item.path.parent / "model").is_dir()
 
 
 @pytest.fixture(scope="session")

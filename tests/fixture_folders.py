@@ -1,26 +1,21 @@
-"""The fixture folders: where they are, and how to read what they say."""
+"""The fixture folders of this repository."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
+
+from replay.fixtures.check import shown
+from replay.fixtures.document import Fixture, load_fixture
+from replay.fixtures.folder import fixtures_in
+
+__all__ = ["FIXTURES", "load", "names", "shown"]
 
 FIXTURES = Path(__file__).resolve().parent.parent / "fixtures"
 
 
-def load(name: str) -> dict[str, Any]:
-    document: dict[str, Any] = json.loads((FIXTURES / name / "fixture.json").read_text())
-    return document
+def load(name: str) -> Fixture:
+    return load_fixture(FIXTURES / name)
 
 
 def names() -> list[str]:
-    return sorted(path.parent.name for path in FIXTURES.glob("*/fixture.json"))
-
-
-def shown(report: dict[str, Any], path: str) -> Any:
-    """A value of a report by dotted path."""
-    value: Any = report
-    for key in path.split("."):
-        value = value[key]
-    return value
+    return [folder.name for folder in fixtures_in(FIXTURES)]

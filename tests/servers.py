@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import queue
+import re
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+import aiohttp
 
 READY_S = 120.0
 EXIT_S = 60.0
+
+Client = Callable[[aiohttp.ClientSession, int], Coroutine[Any, Any, None]]
 
 
 @dataclass(slots=True, eq=False)
@@ -42,6 +49,25 @@ class ServerProcess:
     def dump_files(self) -> list[Path]:
         """Dumps written so far, oldest first."""
         return sorted(self.dumps.glob("*.pplx"), key=lambda path: path.stat().st_mtime_ns)
+
+
+async def kill_under_load(server: ServerProcess, client: Client, *, clients: int, metric: str, count: int) -> None:
+    """Keep the server busy with so many of ``client(session, number)`` until its ``metric`` has reached ``count``, then
+    SIGKILL it in mid-flight."""
+
+    async def counted(session: aiohttp.ClientSession) -> int:
+        async with session.get(f"{server.url}/metrics") as response:
+            match = re.search(rf"^{metric} (\d+)", await response.text(), re.MULTILINE)
+        return int(match[1]) if match else 0
+
+    async with aiohttp.ClientSession() as session:
+        tasks = [asyncio.create_task(client(session, number)) for number in range(clients)]
+        while await counted(session) < count:
+            await asyncio.sleep(0.02)
+        server.kill()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 @contextmanager

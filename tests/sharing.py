@@ -81,6 +81,16 @@ class Taken:
         self.steps[-1] = replace(self.steps[-1], finished=ends)
 
 
+def request(name: str, tokens: list[int], max_tokens: int = 1) -> Request:
+    return Request(id=name, tokens=list(tokens), num_prompt=len(tokens), sampling=SamplingParams(max_tokens=max_tokens))
+
+
+def config_of(**changes: object) -> EngineConfig:
+    """16 blocks of 4 tokens and the prefix cache, with ``changes``."""
+    values = {"num_blocks": 16, "block_size": 4, "max_model_len": 64, "max_num_batched_tokens": 64}
+    return EngineConfig(**(values | {"prefix_cache": True} | changes))  # type: ignore[arg-type]
+
+
 @dataclass(frozen=True)
 class Guest:
     """One request of a load: it comes after so many steps, and its client leaves after so many more."""

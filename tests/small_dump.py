@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -96,6 +97,14 @@ def small_state() -> pb.RuntimeState:
         seq_len_exceeded_at=3,
     )
     state.ledger.add(path="requests[].output_text", grade=pb.ABSENT, note="record level tokens")
+    return state
+
+
+def failing_with(kind: str, **fields: Any) -> pb.RuntimeState:
+    """`small_state` with another failure, that of its first request after half a second."""
+    state = small_state()
+    del state.failures[:]
+    state.failures.add(kind=kind, request=0, step=2, time_ns=500_000_000, **fields)
     return state
 
 

@@ -19,13 +19,14 @@ from dumps.record.program import recording
 from dumps.schema import state_pb2 as pb
 from dumps.schema.reader import open_dump
 from replay.isolate.environment import child_environment
+from replay.isolate.limits import Limits
 from replay.isolate.program import run_program
 from replay.isolate.result import Result
 from replay.runtime.env import Env, load_env
 from replay.runtime.network.network import Fork
 from replay.targets.app.entry import call
 from replay.targets.app.outcome import Outcome, outcome_of
-from tests.loopback import Script
+from tests.loopback import Loopback, Script
 
 _numbers = itertools.count()
 
@@ -96,10 +97,17 @@ class SmallPrograms:
                     rec.dump()
         return min(folder.glob("*.pplx"), key=lambda path: path.stat().st_mtime_ns)
 
+    def record_served(
+        self, name: str, /, *scripts: Script, entry: str = "main", timeout: float | None = None, **arguments: Any
+    ) -> tuple[Path, str]:
+        """`record` with the ``url`` of a server of these scripts. The dump, and that URL: nobody is there any more."""
+        with Loopback(*scripts) as server:
+            return self.record(name, entry, timeout=timeout, url=server.url, **arguments), server.url
+
     def replay(self, dump: Path, entry: str, *, timeout_s: float | None = None, **job: Any) -> Result:
         """Replay ``dump`` with "module:callable" in a worker. Without the model, unless the job says so."""
         target = {"target": f"app={entry}", "app_path": [str(self.folder)], "answers": "recorded"}
-        return run_program({"dump": str(dump), **target, **job}, timeout_s=timeout_s)
+        return run_program({"dump": str(dump), **target, **job}, limits=Limits(timeout_s=timeout_s))
 
 
 def play(

@@ -105,21 +105,25 @@ def tiny_weights(config: dict[str, Any], *, seed: int = 0) -> dict[str, NDArray[
     return weights
 
 
-def make_tiny_model(folder: Path, *, seed: int = 0, **config: Any) -> Path:
-    """Write the model into `folder` (made if needed) and return it. `config` changes keys of config.json."""
+def save_model(
+    folder: Path, config: dict[str, Any], weights: dict[str, NDArray[np.float32]], *, max_length: int
+) -> Path:
+    """Write a model of these weights into `folder` (made if needed) with the tokenizer, and return `folder`.
+
+    `max_length` is what the tokenizer says of the model, in tokens.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    settings = tiny_config(**config)
-    save_file(tiny_weights(settings, seed=seed), folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     tiny_tokenizer().save(str(folder / "tokenizer.json"))
     documents = {
-        "config.json": settings,
+        "config.json": config,
         "generation_config.json": {"bos_token_id": 1, "eos_token_id": EOS_ID, "pad_token_id": 3},
         "tokenizer_config.json": {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "bos_token": SPECIALS[1],
             "eos_token": SPECIALS[2],
             "pad_token": SPECIALS[3],
-            "model_max_length": settings["max_position_embeddings"],
+            "model_max_length": max_length,
             "clean_up_tokenization_spaces": False,
             "chat_template": CHAT_TEMPLATE,
         },
@@ -127,3 +131,11 @@ def make_tiny_model(folder: Path, *, seed: int = 0, **config: Any) -> Path:
     for name, content in documents.items():
         (folder / name).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     return folder
+
+
+def make_tiny_model(folder: Path, *, seed: int = 0, **config: Any) -> Path:
+    """Write the model into `folder` (made if needed) and return it. `config` changes keys of config.json."""
+    settings = tiny_config(**config)
+    return save_model(
+        folder, settings, tiny_weights(settings, seed=seed), max_length=settings["max_position_embeddings"]
+    )

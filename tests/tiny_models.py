@@ -7,7 +7,6 @@ does not settle on one token.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,9 +14,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors.numpy import save_file
 
-from tests.tiny import CHAT_TEMPLATE, EOS_ID, SPECIALS, tiny_config, tiny_tokenizer
+from tests.tiny import EOS_ID, save_model, tiny_config
 
 Weights = dict[str, NDArray[np.float32]]
 
@@ -201,25 +199,7 @@ _MAKERS: dict[str, Callable[[dict[str, Any], _Maker], None]] = {"gpt2": _gpt2}
 
 def make_model(folder: Path, kind: str, *, seed: int = 0, **changes: Any) -> Path:
     """Write the model `kind`, a key of `CONFIGS`, into `folder` and return it. `changes` go into config.json."""
-    folder.mkdir(parents=True, exist_ok=True)
     config = CONFIGS[kind] | changes
     make = _Maker(np.random.PCG64(seed))
     _MAKERS.get(kind, _rotary_model)(config, make)
-    save_file(make.weights, folder / "model.safetensors", metadata={"format": "pt"})
-    tiny_tokenizer().save(str(folder / "tokenizer.json"))
-    documents = {
-        "config.json": config,
-        "generation_config.json": {"bos_token_id": 1, "eos_token_id": EOS_ID, "pad_token_id": 3},
-        "tokenizer_config.json": {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "bos_token": SPECIALS[1],
-            "eos_token": SPECIALS[2],
-            "pad_token": SPECIALS[3],
-            "model_max_length": 256,
-            "clean_up_tokenization_spaces": False,
-            "chat_template": CHAT_TEMPLATE,
-        },
-    }
-    for name, content in documents.items():
-        (folder / name).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    return folder
+    return save_model(folder, config, make.weights, max_length=256)

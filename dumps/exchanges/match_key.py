@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from dumps.exchanges.canonical import CanonicalRequest, CanonicalUrl, Pairs, canonical_request, json_text
-from dumps.exchanges.times import apart_ns
+from dumps.exchanges.times import Apart, apart
 from dumps.schema import state_pb2 as pb
 from dumps.text import printable
 
@@ -48,19 +48,23 @@ class FieldDifference:
     other: str | None
     values: tuple[Sequence[object], Sequence[object]] = dataclasses.field(default=((), ()), compare=False, repr=False)
 
-    def apart_ns(self, now_ns: int) -> int | None:
-        """How far the times are apart in which alone the two sides differ, in nanoseconds; None if in anything else.
+    def apart(self, now_ns: int) -> Apart | None:
+        """How far the times are apart in which alone the two sides differ; None if they differ in anything else.
 
         ``now_ns`` is nanoseconds since 1970 (UTC), a day around which a value may be a time.
         """
         mine, theirs = self.values
         if not mine or len(mine) != len(theirs):
             return None
-        distances = [
-            apart_ns(one, other, now_ns=now_ns) for one, other in zip(mine, theirs, strict=True) if one != other
-        ]
-        found = [distance for distance in distances if distance is not None]
-        return max(found) if found and len(found) == len(distances) else None
+        pairs = [(one, other) for one, other in zip(mine, theirs, strict=True) if one != other]
+        found = [apart(one, other, now_ns=now_ns) for one, other in pairs]
+        times = [one for one in found if one is not None]
+        return sum(times[1:], times[0]) if times and len(times) == len(found) else None
+
+    def apart_ns(self, now_ns: int) -> int | None:
+        """The largest distance of `apart`, in nanoseconds."""
+        found = self.apart(now_ns)
+        return found.ns if found is not None else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,16 +96,17 @@ def request_difference(one: CanonicalRequest, other: CanonicalRequest) -> list[F
 def time_difference(
     one: CanonicalRequest, other: CanonicalRequest, *, now_ns: int, at_most_ns: int
 ) -> list[TimeDifference] | None:
-    """The fields of two requests that differ in times only, no more than ``at_most_ns`` apart; None if others differ.
+    """The fields of two requests that differ in times only, no more than ``at_most_ns`` apart, or one unit of how the
+    time is written where that is more; None if others differ.
 
     ``now_ns`` is nanoseconds since 1970 (UTC), a day around which a value may be a time.
     """
     found = []
     for difference in _differences(one, other):  # all of them: the fifty-first may be no time
-        apart = difference.apart_ns(now_ns)
-        if apart is None or apart > at_most_ns:
+        times = difference.apart(now_ns)
+        if times is None or not times.within(at_most_ns):
             return None
-        found.append(TimeDifference(difference.field, apart))
+        found.append(TimeDifference(difference.field, times.ns))
     return found
 
 

@@ -10,6 +10,7 @@ is no point in time.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
 from itertools import pairwise
@@ -37,8 +38,27 @@ _UNITS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def apart_ns(one: object, other: object, *, now_ns: int) -> int | None:
-    """How far apart two values are that differ in nothing but points in time: the largest distance, in nanoseconds.
+@dataclass(frozen=True, slots=True)
+class Apart:
+    """How far the times of two values lie apart: of each time the distance, and the unit in which it is written."""
+
+    distances_ns: tuple[tuple[int, int], ...]
+
+    @property
+    def ns(self) -> int:
+        """The largest distance."""
+        return max(distance for distance, _ in self.distances_ns)
+
+    def within(self, at_most_ns: int) -> bool:
+        """Whether none is further apart, but for one unit: "12:59" and "13:00" may be a moment apart."""
+        return all(distance <= max(at_most_ns, unit) for distance, unit in self.distances_ns)
+
+    def __add__(self, other: Apart) -> Apart:
+        return Apart(self.distances_ns + other.distances_ns)
+
+
+def apart(one: object, other: object, *, now_ns: int) -> Apart | None:
+    """How far apart two values are that differ in nothing but points in time.
 
     Values are what JSON knows; ``now_ns`` is nanoseconds since 1970 (UTC), near which a time must lie. Both sides must
     be written in one way: same zone, same unit. None if they differ in anything else, or hold no time.
@@ -46,10 +66,17 @@ def apart_ns(one: object, other: object, *, now_ns: int) -> int | None:
     mine, theirs = (_read(value, now_ns) for value in (one, other))
     if mine is None or theirs is None or mine[0] != theirs[0]:
         return None
-    return max(abs(a - b) for a, b in zip(mine[1], theirs[1], strict=True))
+    return Apart(tuple((abs(a - b), unit) for (a, unit), (b, _) in zip(mine[1], theirs[1], strict=True)))
 
 
-_Read = tuple[tuple[str, ...], list[int]]  # what is not time, with the form of each time; the times in ns since 1970
+def apart_ns(one: object, other: object, *, now_ns: int) -> int | None:
+    """The largest distance of `apart`, in nanoseconds."""
+    found = apart(one, other, now_ns=now_ns)
+    return found.ns if found is not None else None
+
+
+_Read = tuple[tuple[str, ...], list[tuple[int, int]]]
+"""What is not time, with the form of each time; the times since 1970 and their units, in ns."""
 
 
 def _read(value: object, now_ns: int) -> _Read | None:
@@ -64,7 +91,7 @@ def _count(kind: str, value: Decimal, now_ns: int) -> _Read | None:
     for unit, scale in _UNITS.items():
         ns = int(value * scale)
         if ns >= EARLIEST_COUNT_NS and abs(ns - now_ns) <= NEAR_NS:
-            return (kind, unit), [ns]
+            return (kind, unit), [(ns, scale)]
     return None
 
 
@@ -75,7 +102,11 @@ def _within(text: str, now_ns: int) -> _Read | None:
         return None
     edges = [0, *(edge for match, _ in found for edge in match.span()), len(text)]
     between = [text[start:end] for start, end in list(pairwise(edges))[::2]]
-    return (*between, *(_form(match) for match, _ in found)), [ns for _, ns in found]
+    return (*between, *(_form(match) for match, _ in found)), [(ns, _unit_ns(match)) for match, ns in found]
+
+
+def _unit_ns(match: re.Match[str]) -> int:
+    return (1 if match["second"] or match["http_second"] else 60) * 10**9
 
 
 def _form(match: re.Match[str]) -> str:

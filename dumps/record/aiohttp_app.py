@@ -16,13 +16,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Unpack
 
 from aiohttp import http_writer, streams, web, web_protocol
 
+from dumps.record.program import RecordingOptions
 from dumps.record.seams import current
-from dumps.record.seams.log import LogLimits
 from dumps.record.seams.patches import Patches
 from dumps.record.served import Handling, Requests, Served
 
@@ -33,28 +33,16 @@ def record_aiohttp(
     app: web.Application,
     folder: str | os.PathLike[str],
     *,
-    level: str = "shape",
     timeout: float | None = None,
-    limits: LogLimits | None = None,
-    include_files: Sequence[str] = (),
-    exclude_files: Sequence[str] = (),
+    **options: Unpack[RecordingOptions],
 ) -> web.Application:
     """Record ``app`` into ``folder`` once it runs, and return it; in a replay nothing is done to it.
 
-    Arguments as in `dumps.record.program.recording`, but ``timeout`` is for each request. Raises ValueError for a level
+    Options as in `dumps.record.program.recording`, but ``timeout`` is for each request. Raises ValueError for a level
     or a timeout that there cannot be, and RuntimeError for an application that runs already.
     """
     if not current.replaying():
-        served = Served(
-            folder,
-            kind="aiohttp",
-            objects=(app,),
-            level=level,
-            timeout=timeout,
-            limits=limits,
-            include_files=include_files,
-            exclude_files=exclude_files,
-        )
+        served = Served(folder, kind="aiohttp", objects=(app,), timeout=timeout, **options)
         Follower(served).put_into(app)
     return app
 

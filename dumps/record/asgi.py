@@ -17,12 +17,12 @@ request. Web sockets are not recorded. The event loop waits while a dump is made
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any, Unpack
 from urllib.parse import quote
 
+from dumps.record.program import RecordingOptions
 from dumps.record.seams import current
-from dumps.record.seams.log import LogLimits
 from dumps.record.served import Handling, Requests, Served
 
 Message = MutableMapping[str, Any]
@@ -32,33 +32,17 @@ App = Callable[[Any, Any, Any], Awaitable[None]]
 
 
 def record_asgi(
-    app: App,
-    folder: str | os.PathLike[str],
-    *,
-    level: str = "shape",
-    timeout: float | None = None,
-    limits: LogLimits | None = None,
-    include_files: Sequence[str] = (),
-    exclude_files: Sequence[str] = (),
+    app: App, folder: str | os.PathLike[str], *, timeout: float | None = None, **options: Unpack[RecordingOptions]
 ) -> App:
     """``app``, recorded into ``folder``; in a replay ``app`` itself.
 
-    Arguments as in `dumps.record.program.recording`, but ``timeout`` is for each request. Raises ValueError for a level
+    Options as in `dumps.record.program.recording`, but ``timeout`` is for each request. Raises ValueError for a level
     or a timeout that there cannot be.
     """
     if current.replaying():
         return app
     objects: list[Any] = [app]
-    served = Served(
-        folder,
-        kind="asgi",
-        objects=objects,
-        level=level,
-        timeout=timeout,
-        limits=limits,
-        include_files=include_files,
-        exclude_files=exclude_files,
-    )
+    served = Served(folder, kind="asgi", objects=objects, timeout=timeout, **options)
     recorded = FollowedApp(app, served)
     objects.insert(0, recorded)  # what the module calls its application is rather this one
     return recorded
@@ -105,8 +89,10 @@ class FollowedApp:
         async def telling(message: Message) -> None:
             nonlocal refused
             refused = refused or message["type"] == "lifespan.startup.failed"
-            if message["type"].startswith("lifespan.shutdown."):
+            if message["type"] == "lifespan.shutdown.complete":
                 self._served.stop()
+            elif message["type"] == "lifespan.shutdown.failed":  # also where it is cancelled, together with requests
+                self._served.stop_with_the_last()
             await send(message)
 
         try:

@@ -6,17 +6,17 @@ of direction "in" grows in the log. Bodies are as the application sees them; sec
 
 from __future__ import annotations
 
-import bisect
 import functools
 from collections.abc import Callable, Iterable
 from typing import Concatenate, ParamSpec
 
 from dumps.record.message_text import utf8
 from dumps.record.recorder import RecordLevel
+from dumps.record.seams.kept_chunks import KeptChunks
 from dumps.record.seams.log import WorldLog
 from dumps.record.seams.real_time import monotonic_ns
 from dumps.record.seams.response_tap import shaped
-from dumps.record.secrets import BodyScrubber, Span, mask_header, masked, scrub_header, scrub_text, scrub_url
+from dumps.record.secrets import BodyScrubber, mask_header, masked, scrub_header, scrub_text, scrub_url
 from dumps.schema import state_pb2 as pb
 
 MAX_MESSAGE = 1000  # characters of an error's message
@@ -56,7 +56,7 @@ class InboundTap:
         self._request, self._response = BodyScrubber(), BodyScrubber()
         self._body = bytearray()
         self._shown = 0  # bytes of it that the exchange shows
-        self._starts: list[int] = []  # of the response's chunks
+        self._chunks = KeptChunks(self.exchange)  # of the response
         self._sent = 0  # bytes of the response's body
         self._arrived_ns = self._written_ns = 0
 
@@ -110,9 +110,8 @@ class InboundTap:
                 self._log.lost["exchange_bytes"] += len(data)
             else:
                 kept = masked(data, [(first - start, end - start) for first, end in spans])
-            self._mask_before(start, spans)
-        self._starts.append(start)
-        self.exchange.chunks.add(data=kept, delay_ns=max(0, now - since), size=len(data))
+            self._chunks.mask_before(start, spans)
+        self._chunks.add(kept, start=start, size=len(data), delay_ns=now - since)
 
     @_harmless
     def ended(self, error: str = "", message: str = "") -> None:
@@ -164,23 +163,11 @@ class InboundTap:
             self.exchange.request_body = bytes(self._body)
             self._shown = len(self._body)
 
-    def _mask_before(self, start: int, spans: Iterable[Span]) -> None:
-        """Mask what turns out to be a secret only now, in chunks that were kept before."""
-        for first, end in spans:
-            if first >= start:
-                continue
-            for index in range(bisect.bisect_right(self._starts, first) - 1, len(self._starts)):
-                chunk, place = self.exchange.chunks[index], self._starts[index]
-                if place >= end:
-                    break
-                chunk.data = masked(chunk.data, [(first - place, end - place)])
-
     def _hide(self) -> None:
         self._log.lost["hidden_bodies"] += 1
         self.exchange.error_message = HIDDEN
         if self._response.hidden:
-            for chunk in self.exchange.chunks:
-                chunk.data = b""
+            self._chunks.hide()
 
 
 def _is_hidden(body: BodyScrubber) -> bool:

@@ -7,7 +7,8 @@
 
 An exception that leaves the block, Ctrl-C, a deadline (``timeout=``) or SIGUSR2 writes a dump and the active context
 stack, ``context-snapshot-YYYYMMDD-HHMMSS.json``, into the folder; so does an exception that ends a thread or a task
-that nobody awaits. Exceptions go on as they were, and a block that is left by `sys.exit` has not failed.
+that nobody awaits. Exceptions go on as they were. A block that is left by `sys.exit` has failed where its status is
+not 0: whoever runs the program sees that it did.
 
 The recording lives in the memory of its process. Where that is killed (SIGKILL, out of memory) nothing of it is left,
 and the folder is as it was. What must survive that needs the flight recorder, `dumps.record.recorder`.
@@ -22,15 +23,15 @@ import contextlib
 import inspect
 import logging
 import os
-import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypedDict
 
 from dumps.record import triggers
+from dumps.record.message_text import module_name
 from dumps.record.program_state import Moment, ProgramFacts, Trouble, state_of, threads_now
 from dumps.record.recorder import RecordLevel
 from dumps.record.seams import (
@@ -71,6 +72,15 @@ _urandom = StandIn(os.urandom, os.urandom)  # not the program's: what it draws i
 
 _lock = threading.Lock()
 _recording: Recording | None = None
+
+
+class RecordingOptions(TypedDict, total=False):
+    """What every recording can be told. Meanings and defaults as in `recording`."""
+
+    level: str
+    limits: LogLimits | None
+    include_files: Sequence[str]
+    exclude_files: Sequence[str]
 
 
 def recording(
@@ -168,7 +178,7 @@ class Recording:
         try:
             ended = _ends(error)
             self.facts.finished, self.facts.ended_ns = not ended, monotonic_ns()
-            if error is not None and not isinstance(error, SystemExit | GeneratorExit):
+            if error is not None and not _ends_well(error):
                 self.report(Trouble(reason="signal" if ended else "exception", error=error, ended=ended))
         finally:
             self.end()
@@ -252,15 +262,15 @@ class Recording:
         """Whether this one says anything new."""
         demanded = trouble.reason == "demand"
         if self._made[demanded] >= MAX_DUMPS:
-            level = logging.WARNING if demanded else logging.DEBUG
-            log.log(level, "no dump was written: there are %d of this recording", MAX_DUMPS)
+            log.warning("no dump was written: there are %d of this recording, reason: %s", MAX_DUMPS, trouble.reason)
             return False
         if failure is not None:
             identity = (failure.exception_type, failure.invariant, failure.frame)
             count, last = self._alike.get(identity, (0, 0.0))
             now = monotonic_ns() / 1e9
             if count and (count >= MAX_ALIKE or now - last < ALIKE_S):
-                log.debug("no dump was written: there are %d of this failure", count)
+                what = failure.exception_type or failure.invariant
+                log.warning("no dump was written: there is one of this failure, %s in %s", what, failure.frame)
                 return False
             self._alike[identity] = (count + 1, now)
         self._made[demanded] += 1
@@ -333,18 +343,6 @@ def active() -> Recording | None:
     return _recording if _recording is not None and _recording.active else None
 
 
-def module_name(name: str) -> str:
-    """The name under which a replay can import a module: "__main__" is one of this process only."""
-    main = sys.modules.get("__main__")
-    if name != "__main__" or main is None:
-        return name
-    spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
-    if spec is not None:
-        package = str(spec.name)
-        return package.removesuffix(".__main__") if package != "__main__" else package
-    return Path(file).stem if file else name
-
-
 def _named(function: Callable[..., Any], positional: Sequence[Any], by_name: dict[str, Any]) -> dict[str, Any]:
     """All arguments by name: ``positional`` under the names of their parameters, then ``by_name``."""
     signature = inspect.signature(function)
@@ -354,6 +352,11 @@ def _named(function: Callable[..., Any], positional: Sequence[Any], by_name: dic
             raise TypeError(f"rec.call: {name!r} cannot be given by name, and a replay names every argument")
     signature.bind(*positional, **by_name)  # one that is given twice, or is missing
     return bound | by_name
+
+
+def _ends_well(error: BaseException) -> bool:
+    """Whether the program left by itself, and told whoever runs it that nothing failed."""
+    return isinstance(error, GeneratorExit) or (isinstance(error, SystemExit) and error.code in (None, 0))
 
 
 def _ends(error: BaseException | None) -> bool:

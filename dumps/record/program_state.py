@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
 import os
 import platform
 import socket
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Sequence
@@ -16,6 +18,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from dumps.ledger import record
+from dumps.record.command_line import MAX_BYTES, without_secrets
 from dumps.record.loops import loop_left_by, running_loop
 from dumps.record.message_text import utf8
 from dumps.record.recorder import RecordLevel
@@ -29,9 +32,10 @@ from dumps.validate.program import calls_begun
 _PACKAGES = ("aiohttp", "httpx", "httpcore", "httpx2", "httpcore2", "openai", "urllib3", "requests", "anyio", "numpy")
 _NOT_THE_PROGRAMS = ("PYTHON", "XDG_", "SSH_", "LC_", "VIRTUAL_ENV", "PPLX_")
 _SHELLS = frozenset(
-    {"PATH", "HOME", "USER", "LOGNAME", "SHELL", "PWD", "OLDPWD", "TERM", "LANG", "HOSTNAME", "SHLVL", "TMPDIR", "_"}
+    {"PATH", "HOME", "USER", "LOGNAME", "SHELL", "PWD", "OLDPWD", "TERM", "LANG", "HOSTNAME", "SHLVL", "_"}
 )
 _MAKERS = tuple(f"dumps.record.{name}" for name in ("program", "triggers", "served", "asgi", "aiohttp_app"))
+_LOOP = frozenset({"asyncio.events", "asyncio.base_events", "asyncio.runners"})
 _FIELDS = {
     "tool_call_bytes": "tool_calls",
     "clock looks": "clock_changes",
@@ -49,7 +53,8 @@ MAX_VARIABLE = 1024
 
 @dataclass(slots=True)
 class ProgramFacts:
-    """What is known of the program itself. Times are monotonic ns."""
+    """What is known of the program itself. Times are monotonic ns; ``argv`` and ``temporary_folder`` are as it found
+    them when it was begun."""
 
     entry: str = ""
     kind: str = "block"
@@ -58,10 +63,14 @@ class ProgramFacts:
     wall_minus_monotonic_ns: int = 0
     finished: bool = False
     ended_ns: int | None = None
+    argv: Sequence[str] = ()
+    temporary_folder: str = ""
 
     def begin(self) -> None:
         self.started_ns = monotonic_ns()
         self.wall_minus_monotonic_ns = time.time_ns() - self.started_ns
+        self.argv = without_secrets(getattr(sys, "argv", ()))
+        self.temporary_folder = _temporary_folder()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,8 +112,10 @@ class Trouble:
         return failure
 
     def _where(self) -> str:
-        """The in-app frame that the program is in: that of the task, else of the main task, else of its thread."""
-        thread = first_in_app(next(iter(_threads(None, elsewhere=self.elsewhere)), pb.Thread()).frames)
+        """The in-app frame that the program is in: that of the task, else of the main task, else of its thread. What
+        runs the thread's loop is none: it stands there whatever the tasks do."""
+        frames = next(iter(_threads(None, elsewhere=self.elsewhere)), pb.Thread()).frames
+        thread = first_in_app(itertools.takewhile(lambda frame: frame.module not in _LOOP, frames))
         loop = running_loop()
         tasks = [self.task] if self.task is not None else _tasks(loop) if loop is not None else []
         for task in tasks:
@@ -186,10 +197,23 @@ def _fill_program(program: pb.Program, facts: ProgramFacts, level: RecordLevel) 
     program.hash_seed = os.environ.get("PYTHONHASHSEED", "random") if sys.flags.hash_randomization else "0"
     program.python_version = platform.python_version()
     program.finished = facts.finished
+    program.parent_pid = os.getppid()
     if facts.ended_ns is not None:
         program.ended_ns = facts.ended_ns
+    if level is RecordLevel.FULL:
+        program.argv.extend(facts.argv)
+        program.temporary_folder = facts.temporary_folder or _temporary_folder()
     for name, value in sorted(_variables().items())[:MAX_VARIABLES]:
         program.environment.add(key=name, value=value if level is RecordLevel.FULL else "")
+
+
+def _temporary_folder() -> str:
+    """What the program's tempfile has found. To ask for it here would settle it before the program may have set it."""
+    folder = tempfile.tempdir
+    if folder is None:
+        return ""
+    found = os.fsdecode(folder)
+    return utf8(found) if os.path.isabs(found) else ""
 
 
 def _variables() -> dict[str, str]:
@@ -240,6 +264,8 @@ def _fill_ledger(state: pb.RuntimeState, log: WorldLog, lost: dict[str, int], fo
         for path in ("exchanges[].chunks[].data", "exchanges[].request_body", "syscalls[].data", "entropy[].data"):
             record(state, path, pb.ABSENT, note)
         record(state, "program.arguments_json", pb.ABSENT, note)
+    elif not state.program.argv:
+        record(state, "program.argv", pb.ABSENT, f"the command line is empty, or longer than {MAX_BYTES} bytes")
     notes: dict[str, list[str]] = {}
     for kind, count in sorted(lost.items()):
         path = kind if kind in state.DESCRIPTOR.fields_by_name else _FIELDS.get(kind, "exchanges")

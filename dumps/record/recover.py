@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +15,16 @@ from dumps.schema import state_pb2 as pb
 from dumps.schema.publish import published
 from dumps.schema.writer import write_dump
 
-__all__ = ["RecoveredBefore", "RingImage", "WriterAlive", "read_ring", "recover", "recover_image", "state_from_ring"]
+__all__ = [
+    "RecoveredBefore",
+    "RingImage",
+    "WriterAlive",
+    "read_ring",
+    "recover",
+    "recover_image",
+    "recovered_file",
+    "state_from_ring",
+]
 
 
 class WriterAlive(DumpError):
@@ -55,11 +66,18 @@ def recover_image(image: RingImage, out: Path, *, force: bool = False) -> Recove
         raise WriterAlive(f"{image.path}: process {image.header.writer.pid} still writes it")
     state = state_from_ring(image)
     target = out / f"{state.manifest.id}.pplx" if out.is_dir() else out
+    with recovered_file(target) as part:
+        write_dump(part, state)
+    return Recovered(target, state)
+
+
+@contextmanager
+def recovered_file(target: Path) -> Iterator[Path]:
+    """As `published`. Raises RecoveredBefore where ``target`` is there, before anything is written if it can be."""
     if os.path.lexists(target):
         raise RecoveredBefore(f"{target} exists already")
     try:
         with published(target) as part:
-            write_dump(part, state)
+            yield part
     except FileExistsError:
         raise RecoveredBefore(f"{target} exists already") from None
-    return Recovered(target, state)

@@ -35,15 +35,22 @@ class Requests:
             if not history.newest:  # else the slab is exact of these, in older rings too
                 self._starts = dict.fromkeys(start.waiting, 0) | dict(start.outputs)
             self._starts |= {serial: output for serial, _, output, _ in start.running}
-        named = _named(history) | {int(f["request"]) for f in image.failures if f.get("request") is not None}
+        named = _named(history)
+        failed = {int(f["request"]) for f in image.failures if f.get("request") is not None}
         if history is None or history.newest:
-            # Added since the last step began: no step has named them yet.
+            # Added since the last step began: no step has named them yet. Of a failure's it is not known when it came.
             newest = max(named, default=0)
-            late = sorted(serial for serial in {*image.slots, *self._headers} if serial > newest)
+            late = sorted(serial for serial in {*image.slots, *self._headers} if self._waits(serial, newest, failed))
             if history is not None:
                 scheduler.waiting.update(dict.fromkeys(late))
             named |= set(late)
+        named |= failed
         self.index: dict[int, int] = {serial: place for place, serial in enumerate(sorted(named))}
+
+    def _waits(self, serial: int, newest: int, failed: set[int]) -> bool:
+        """Whether a request came after all those that steps name; one that failed may have ended before them."""
+        slot = self._image.slots.get(serial)
+        return serial > newest and not (serial in failed and (slot is None or slot.ended is not None))
 
     def fill(self, state: pb.RuntimeState) -> None:
         """Add them to ``state``, with ledger entries for what is missing of them."""

@@ -15,8 +15,9 @@ A secret name is one that ends in one of SECRET_ENDINGS, written in any case and
 members named "token" are text of a model.
 
 What was sent is written anew: a removed value is REMOVED, so that a key of another length gives the same request. What
-was received keeps its length, a removed byte is MASK: chunk boundaries and content-length stay true. A compressed body
-is looked into, and if it holds a secret no byte of it is kept (`BodyScrubber.hidden`); nor is one that cannot be read.
+was received keeps its length, a removed byte is MASK: chunk boundaries and content-length stay true. A JSON web token
+that came in one piece keeps its shape, too (`dumps.record.web_token`). A compressed body is looked into, and if it
+holds a secret no byte of it is kept (`BodyScrubber.hidden`); nor is one that cannot be read.
 
 Not removed: secrets without such a name or form (in a path, in prose, in base64 of a whole document).
 """
@@ -31,6 +32,8 @@ from typing import Protocol
 from urllib.parse import unquote_to_bytes
 
 import zstandard
+
+from dumps.record import web_token
 
 MASK = b"x"
 REMOVED = b"REMOVED"
@@ -116,12 +119,10 @@ def scrub_body(body: bytes, *, content_type: str = "", content_encoding: str = "
 
 
 def masked(data: bytes, spans: Iterable[Span]) -> bytes:
-    """``data`` with MASK for each byte of ``spans``. Spans may lie outside it in part."""
+    """``data`` with MASK for each byte of ``spans``, web tokens in their shape. Spans may lie outside it in part."""
     out = bytearray(data)
-    for start, end in spans:
-        start, end = max(start, 0), min(end, len(data))
-        if start < end:
-            out[start:end] = MASK * (end - start)
+    for start, end in _joined((max(start, 0), min(end, len(data))) for start, end in spans):
+        out[start:end] = web_token.mask(data[start:end])
     return bytes(out)
 
 

@@ -14,13 +14,14 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Protocol, Unpack
 
 from dumps.record.inbound import InboundTap
-from dumps.record.program import Recording, module_name, recording
+from dumps.record.message_text import module_name
+from dumps.record.program import Recording, RecordingOptions, recording
 from dumps.record.program_state import Trouble
 from dumps.record.seams import context
-from dumps.record.seams.log import LogLimits, inbound
+from dumps.record.seams.log import inbound
 from dumps.record.watchdog import Watchdog
 
 log = logging.getLogger("pplx.record")
@@ -48,6 +49,8 @@ class Requests(Protocol):
 
     def stop(self) -> None: ...
 
+    def stop_with_the_last(self) -> None: ...
+
     def failed_to_start(self, error: BaseException) -> None: ...
 
     def handle(self, *, decoded: bool = False) -> Handling | None: ...
@@ -62,19 +65,14 @@ class Served:
         *,
         kind: str,
         objects: Sequence[Any],
-        level: str,
         timeout: float | None,
-        limits: LogLimits | None,
-        include_files: Sequence[str],
-        exclude_files: Sequence[str],
+        **options: Unpack[RecordingOptions],
     ) -> None:
         if timeout is not None and not timeout > 0:
             raise ValueError(f"timeout={timeout!r}: seconds, more than 0")
 
         def make() -> Recording:
-            return recording(
-                folder, level=level, limits=limits, include_files=include_files, exclude_files=exclude_files
-            )
+            return recording(folder, **options)
 
         make()  # raises for a level that there is not, while somebody looks
         self._make = make
@@ -84,6 +82,7 @@ class Served:
         self._refused = False
         self._live: dict[str, int] = {}  # inbound exchanges in flight, and when they began
         self._forget_at = FULL_ENOUGH
+        self._ends_with_the_last = False
 
     @property
     def recording(self) -> Recording | None:
@@ -96,6 +95,7 @@ class Served:
 
     def start(self) -> None:
         """Begin to record, if that is not so yet. One that is refused is logged, and not tried again."""
+        self._ends_with_the_last = False
         if self.recording is not None or self._refused:
             return
         try:
@@ -112,8 +112,15 @@ class Served:
         if self._recording is not None:
             with contextlib.suppress(Exception):
                 self._recording.end()
-        self._recording, self._refused = None, False
+        self._recording, self._refused, self._ends_with_the_last = None, False, False
         self._live.clear()
+
+    def stop_with_the_last(self) -> None:
+        """As `stop`, once no request is in flight any more: of a server that goes at once, what becomes of them is a
+        failure."""
+        self._ends_with_the_last = bool(self._live)
+        if not self._live:
+            self.stop()
 
     def failed_to_start(self, error: BaseException) -> None:
         """A dump of an exception that ended the application before it served anything."""
@@ -133,10 +140,15 @@ class Served:
                 self._forget_at = max(FULL_ENOUGH, (1 + current.log.fullness()) / 2)
             tap = InboundTap(current.log, server=self.kind, decoded=decoded)
             self._live[tap.exchange.id] = tap.exchange.started_ns
-            return Handling(current, tap, timeout=self.timeout, done=lambda: self._live.pop(tap.exchange.id, None))
+            return Handling(current, tap, timeout=self.timeout, done=lambda: self._done(tap.exchange.id))
         except Exception:
             log.exception("a request is not recorded")
             return None
+
+    def _done(self, exchange: str) -> None:
+        self._live.pop(exchange, None)
+        if self._ends_with_the_last:
+            self.stop_with_the_last()
 
 
 class Handling:

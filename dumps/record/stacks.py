@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable
 from types import CodeType, FrameType, TracebackType
 from typing import Any
 
-from dumps.record.message_text import error_text, type_name, utf8
+from dumps.record.message_text import error_text, module_name, type_name, utf8
 from dumps.schema import state_pb2 as pb
 
 MAX_FRAMES = 200  # of one stack; the outermost are left out
@@ -95,7 +95,7 @@ def call_site(*, limit: int = 10) -> list[pb.Frame]:
     frame: FrameType | None = sys._getframe(1)
     path = tuple(sys.path)
     while frame is not None and len(found) < limit:
-        module = str(frame.f_globals.get("__name__") or "")
+        module = module_name(str(frame.f_globals.get("__name__") or ""))
         filename, in_app = _place_of(_source(frame.f_code, frame), path)
         if in_app:
             function = utf8(frame.f_code.co_qualname)
@@ -198,7 +198,7 @@ def _frames(places: Iterable[_Place]) -> list[pb.Frame]:
     for code, line, frame in places:
         if len(frames) == MAX_FRAMES:
             break
-        module = str(frame.f_globals.get("__name__") or "")
+        module = module_name(str(frame.f_globals.get("__name__") or ""))
         frames.append(
             pb.Frame(
                 function=utf8(code.co_qualname),

@@ -763,7 +763,7 @@ class Chunk(_message.Message):
     def __init__(self, data: _Optional[bytes] = ..., delay_ns: _Optional[int] = ..., size: _Optional[int] = ...) -> None: ...
 
 class Program(_message.Message):
-    __slots__ = ("entry", "kind", "arguments_json", "started_ns", "wall_minus_monotonic_ns", "hash_seed", "python_version", "finished", "ended_ns", "environment")
+    __slots__ = ("entry", "kind", "arguments_json", "started_ns", "wall_minus_monotonic_ns", "hash_seed", "python_version", "finished", "ended_ns", "environment", "argv", "temporary_folder", "parent_pid")
     ENTRY_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     ARGUMENTS_JSON_FIELD_NUMBER: _ClassVar[int]
@@ -774,6 +774,9 @@ class Program(_message.Message):
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     ENDED_NS_FIELD_NUMBER: _ClassVar[int]
     ENVIRONMENT_FIELD_NUMBER: _ClassVar[int]
+    ARGV_FIELD_NUMBER: _ClassVar[int]
+    TEMPORARY_FOLDER_FIELD_NUMBER: _ClassVar[int]
+    PARENT_PID_FIELD_NUMBER: _ClassVar[int]
     entry: str
     kind: str
     arguments_json: str
@@ -784,7 +787,10 @@ class Program(_message.Message):
     finished: bool
     ended_ns: int
     environment: _containers.RepeatedCompositeFieldContainer[KeyValue]
-    def __init__(self, entry: _Optional[str] = ..., kind: _Optional[str] = ..., arguments_json: _Optional[str] = ..., started_ns: _Optional[int] = ..., wall_minus_monotonic_ns: _Optional[int] = ..., hash_seed: _Optional[str] = ..., python_version: _Optional[str] = ..., finished: _Optional[bool] = ..., ended_ns: _Optional[int] = ..., environment: _Optional[_Iterable[_Union[KeyValue, _Mapping]]] = ...) -> None: ...
+    argv: _containers.RepeatedScalarFieldContainer[str]
+    temporary_folder: str
+    parent_pid: int
+    def __init__(self, entry: _Optional[str] = ..., kind: _Optional[str] = ..., arguments_json: _Optional[str] = ..., started_ns: _Optional[int] = ..., wall_minus_monotonic_ns: _Optional[int] = ..., hash_seed: _Optional[str] = ..., python_version: _Optional[str] = ..., finished: _Optional[bool] = ..., ended_ns: _Optional[int] = ..., environment: _Optional[_Iterable[_Union[KeyValue, _Mapping]]] = ..., argv: _Optional[_Iterable[str]] = ..., temporary_folder: _Optional[str] = ..., parent_pid: _Optional[int] = ...) -> None: ...
 
 class ClockChange(_message.Message):
     __slots__ = ("monotonic_ns", "wall_minus_monotonic_ns")

@@ -83,7 +83,8 @@ class Simulation:
         self.steps.append(step)
 
     def _arrive(self, step: pb.Step, draw: Draw) -> None:
-        for _ in range(min(len(self.coming), draw(0, 2))):
+        most = 1 if self.prefix_cache else 2  # one after the other, so that a later one finds something
+        for _ in range(min(len(self.coming), draw(0, most))):
             request = self.coming.pop(0)
             request.status, request.arrival_step = "waiting", step.index
             self.waiting.append(request)
@@ -98,7 +99,7 @@ class Simulation:
     def _admit(self, step: pb.Step, draw: Draw) -> bool:
         request = self.waiting[0]
         given = self._given(request, draw)
-        size = draw(1, len(request.tokens) - given)
+        size = self._size(len(request.tokens) - given, draw)
         whole, copies = given // self.block_size, given % self.block_size > 0
         shared = self._found(request)[:whole]
         needed = -(-(given + size) // self.block_size) - whole + sum(block in self.free for block in shared)
@@ -120,6 +121,10 @@ class Simulation:
         self._plan(step, request, size)
         return draw(0, 1) == 0
 
+    def _size(self, left: int, draw: Draw) -> int:
+        """How many of the tokens left a chunk has: mostly all, or records would hold little else than prefills."""
+        return draw(1, left) if left > 1 and draw(0, 2) == 2 else left
+
     def _found(self, request: SimRequest) -> list[int]:
         """Cached blocks that hold the request's first tokens."""
         blocks = {entry.hash: block for block, entry in self.cached.items()}
@@ -133,7 +138,7 @@ class Simulation:
     def _given(self, request: SimRequest, draw: Draw) -> int:
         """How many of its tokens an admitted request is given: of some cached blocks, but never its last one."""
         found = self._found(request) if self.prefix_cache else []
-        count = len(found) - draw(0, len(found)) if found else 0
+        count = len(found) - draw(0, len(found)) if found and draw(0, 2) == 2 else len(found)
         given = min(count * self.block_size, len(request.tokens) - 1)
         return given if self.block_size > 1 or given == count else 0
 
@@ -146,7 +151,7 @@ class Simulation:
                 self.cached[block] = CachedBlock(block, value, chain[index - 1] if index else NO_PARENT)
 
     def _schedule(self, step: pb.Step, request: SimRequest, draw: Draw) -> None:
-        size = draw(1, len(request.tokens) - request.computed)
+        size = self._size(len(request.tokens) - request.computed, draw)
         while (missing := self._missing(request, size)) > len(self.free):
             victim = self.running[-1]
             event = step.exhausted.add(

@@ -12,6 +12,7 @@ from dumps.schema import state_pb2 as pb
 from dumps.schema.writer import SectionData
 from dumps.strategies.simulate import STEP_NS, SimRequest, Simulation
 from dumps.strategies.traces import add_traces
+from dumps.strategies.world import add_context_stack, add_exchanges, add_stacks, add_tool_calls
 from dumps.tensors import le32, tensor_bytes
 
 DrawFn = Callable[[st.SearchStrategy[Any]], Any]
@@ -21,14 +22,15 @@ _WORDS = st.text(max_size=8)
 
 
 @st.composite
-def states(draw: DrawFn) -> pb.RuntimeState:
-    """A small state: a few requests, up to eight steps of them, the pool they lead to, sometimes a failure.
+def states(draw: DrawFn, *, prefix_cache: bool | None = None) -> pb.RuntimeState:
+    """A small state: a few requests, up to eight steps of them, the pool they lead to, sometimes a failure, and
+    sometimes stacks, tool calls, exchanges and a context stack.
 
-    Without failures, shrinks to one request and no steps.
+    ``prefix_cache`` None: with or without one. Without failures, shrinks to one request and no steps.
     """
-    simulation = _simulation(draw)
+    simulation = _simulation(draw, draw(st.booleans()) if prefix_cache is None else prefix_cache)
     requests = list(simulation.coming)
-    num_steps = draw(st.integers(0, 8))
+    num_steps = draw(st.integers(4, 8) if draw(st.booleans()) else st.integers(0, 8))
     dies = draw(st.booleans())
     for number in range(num_steps):
         simulation.step(
@@ -45,6 +47,8 @@ def states(draw: DrawFn) -> pb.RuntimeState:
     _schedule(state, simulation, first, level)
     add_traces(draw, state)
     _kv(draw, state, simulation)
+    if draw(st.integers(0, 3)) == 3:
+        _surroundings(draw, state, level)
     if state.requests and draw(st.booleans()):
         _failure(draw, state)
     return state
@@ -77,11 +81,11 @@ def dumps(draw: DrawFn) -> tuple[pb.RuntimeState, list[SectionData]]:
     return state, draw(sections(state))
 
 
-def _simulation(draw: DrawFn) -> Simulation:
+def _simulation(draw: DrawFn, prefix_cache: bool) -> Simulation:
     vocab, max_model_len = 8, 16
     coming = []
-    for index in range(draw(st.integers(1, 3))):
-        num_prompt = draw(st.integers(1, 4))
+    for index in range(draw(st.integers(2 if prefix_cache else 1, 3))):
+        num_prompt = draw(st.sampled_from([2, 4, 6, 3, 5]) if prefix_cache else st.integers(1, 4))
         coming.append(
             SimRequest(
                 index=index,
@@ -90,14 +94,14 @@ def _simulation(draw: DrawFn) -> Simulation:
                 tokens=[draw(st.integers(0, vocab - 1)) for _ in range(num_prompt)],
             )
         )
-    prefix_cache = draw(st.booleans())
-    if prefix_cache:  # prompts that begin alike
+    if prefix_cache:  # prompts that begin alike, and such that are the beginning of another
         for later in coming[1:]:
-            later.tokens[:] = (coming[0].tokens + later.tokens)[: draw(st.integers(2, 6))]
+            same = later.num_prompt if draw(st.booleans()) else draw(st.integers(0, later.num_prompt))
+            later.tokens[:same] = coming[0].tokens[:same]
             later.num_prompt = len(later.tokens)
     return Simulation(
         num_blocks=draw(st.integers(3, 9) if prefix_cache else st.integers(1, 5)),
-        block_size=draw(st.integers(1, 4)),
+        block_size=draw(st.sampled_from([2, 1, 2, 3, 4])),
         max_model_len=max_model_len,
         vocab_size=vocab,
         policy=draw(st.sampled_from(["truncate", "preempt"])),
@@ -124,8 +128,16 @@ def _head(draw: DrawFn, state: pb.RuntimeState, simulation: Simulation, level: s
     engine.block_size, engine.num_blocks = simulation.block_size, simulation.num_blocks
     engine.max_model_len = simulation.max_model_len
     engine.prefix_cache = simulation.prefix_cache
-    for name in draw(st.lists(_WORDS, max_size=2)):
-        state.threads.add(name=name).frames.add(function=draw(_WORDS), line=draw(st.integers(0, 2**32 - 1)))
+    tokens = (sum(chunk.num_tokens for chunk in step.scheduled) for step in simulation.steps)
+    engine.max_num_batched_tokens = max(tokens, default=1) + draw(st.integers(1, 8))
+    engine.max_num_seqs = draw(st.integers(3, 8))  # there are at most three requests
+
+
+def _surroundings(draw: DrawFn, state: pb.RuntimeState, level: str) -> None:
+    add_exchanges(draw, state, level, inbound=False)
+    add_tool_calls(draw, state, level)
+    add_context_stack(draw, state)
+    add_stacks(draw, state)
 
 
 def _request(draw: DrawFn, state: pb.RuntimeState, request: SimRequest, level: str) -> None:

@@ -23,6 +23,9 @@ REASON_OF_CAUSE = {
 
 DIGEST_BYTES = 8
 
+UNCHECKED = "token-ids-unchecked"
+"""The quirk of engines that take any token id in sampling parameters."""
+
 
 def check_requests(state: pb.RuntimeState) -> Findings:
     """All rules of ``state.requests``."""
@@ -37,7 +40,8 @@ def check_requests(state: pb.RuntimeState) -> Findings:
         yield from _end(state, request, path)
         yield from _level(state, request, path)
         if request.HasField("sampling"):
-            yield from _sampling(request, state.model.vocab_size, f"{path}.sampling")
+            yield from _sampling(request, f"{path}.sampling")
+            yield from _sampling_ids(state, request, f"{path}.sampling")
         if request.flags.HasField("early_exit") and not 0.0 < request.flags.early_exit <= 1.0:
             message = f"{request.flags.early_exit} must be above 0 and at most 1"
             yield Finding("requests.sampling", f"{path}.flags.early_exit", message)
@@ -103,7 +107,7 @@ def _level(state: pb.RuntimeState, request: pb.Request, path: str) -> Findings:
         yield Finding("requests.level", f"{path}.sampling.stop", "recorded although the level is 'shape'")
 
 
-def _sampling(request: pb.Request, vocab: int, path: str) -> Findings:
+def _sampling(request: pb.Request, path: str) -> Findings:
     sampling = request.sampling
     ranges = (
         ("temperature", 0.0 <= sampling.temperature < math.inf, "must not be negative"),
@@ -117,11 +121,20 @@ def _sampling(request: pb.Request, vocab: int, path: str) -> Findings:
         if not holds:
             yield Finding("requests.sampling", f"{path}.{name}", f"{getattr(sampling, name)} {wrong}")
     for index, bias in enumerate(sampling.logit_bias):
-        where = f"{path}.logit_bias[{index}]"
-        if vocab:
-            yield from check_range("requests.sampling", f"{where}.token_id", [bias.token_id], vocab, "token id")
         if not -100.0 <= bias.bias <= 100.0:
-            yield Finding("requests.sampling", f"{where}.bias", f"{bias.bias} must be between -100 and 100")
-    if vocab:
-        ids = list(sampling.stop_token_ids)
-        yield from check_range("requests.sampling", f"{path}.stop_token_ids", ids, vocab, "token id")
+            message = f"{bias.bias} must be between -100 and 100"
+            yield Finding("requests.sampling", f"{path}.logit_bias[{index}].bias", message)
+
+
+def _sampling_ids(state: pb.RuntimeState, request: pb.Request, path: str) -> Findings:
+    """Token ids of sampling parameters are in the vocabulary.
+
+    An engine that did not check them, and says so, has them on record and may have failed by them: that is a rule of
+    its own, since a replay of it must go on.
+    """
+    unchecked = any(quirk.name == UNCHECKED for quirk in state.quirks)
+    rule = "requests.unchecked-id" if unchecked else "requests.sampling"
+    vocab = state.model.vocab_size
+    for index, bias in enumerate(request.sampling.logit_bias):
+        yield from check_range(rule, f"{path}.logit_bias[{index}].token_id", [bias.token_id], vocab, "token id")
+    yield from check_range(rule, f"{path}.stop_token_ids", list(request.sampling.stop_token_ids), vocab, "token id")

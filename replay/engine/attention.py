@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +16,6 @@ from numpy.typing import NDArray
 from replay.engine.destinations import Destination, destinations_of
 from replay.engine.kv_store import KVStore
 from replay.engine.schedule import Chunk
-from replay.errors import UnsupportedModel
 
 EXACT = "pplx_exact"
 STOCK = "pplx_stock"
@@ -25,11 +23,6 @@ STOCK = "pplx_stock"
 
 Window = int | None
 """How many positions a layer's query sees, its own included: a sliding window's size, or None for all of them."""
-
-HARMLESS = frozenset(
-    {"dropout", "position_ids", "use_cache", "output_attentions", "output_hidden_states", "return_dict"}
-)
-"""What transformers' model code passes to an attention function beside our own arguments, and changes nothing here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,19 +169,6 @@ class StepContext:
         for to in self.destinations:
             mine = new[to.first_row : to.first_row + to.num_rows]
             to.kv.write(layer, to.slots, mine if to.rows is None else mine.index_select(0, to.rows))
-
-
-def refuse_unknown(options: dict[str, Any]) -> None:
-    """Raise `UnsupportedModel` for an argument of the attention that is set and that our kernels do not compute.
-
-    Such as soft-capped scores (``softcap``) or attention sinks (``s_aux``).
-    """
-    for name, value in options.items():
-        if value is not None and name not in HARMLESS:
-            raise UnsupportedModel(
-                f"the model's attention uses {name}, which our kernels do not compute",
-                remedy="Replay the schedule without the model: --target schedule.",
-            )
 
 
 def exact_context(

@@ -14,6 +14,7 @@ from replay.engine.failure import Failure, FailureKind, blamed
 from replay.engine.live import LiveScheduler
 from replay.engine.request import FinishCause, Request
 from replay.engine.schedule import Executor, Finish, Sample, StepPlan
+from replay.engine.shortage import pool_state
 from replay.errors import KVCacheExhausted
 
 
@@ -127,6 +128,7 @@ class Engine:
             kv_cache_used_bytes=self._bytes(pool.num_used),
             max_kv_cache_bytes=self._bytes(pool.num_blocks),
             seq_len_exceeded_at=attempt.request.num_tokens if attempt else None,
+            pool=pool_state(self.scheduler, needed=attempt.blocks_needed) if attempt else None,
         )
 
     def _bytes(self, blocks: int) -> int | None:

@@ -55,12 +55,36 @@ class SlotRead:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Holder:
+    """What a running request has of the pool."""
+
+    request_id: str
+    blocks: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolState:
+    """The KV pool when a request wanted ``blocks_needed`` of its ``num_blocks`` and did not get them.
+
+    ``wait_reason`` says why it waits, None for one that runs. ``holders`` are all that run, in order of admission.
+    """
+
+    wait_reason: str | None = None
+    blocks_needed: int
+    blocks_free: int
+    num_blocks: int
+    holders: tuple[Holder, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
     """One failure. ``invariant`` says in one term what was violated; the rest is evidence.
 
     ``position`` is that of the token which could not be computed, or for non-finite logits not be drawn.
     ``seq_len_exceeded_at`` is the number of tokens the sequence had when it could not grow any more. ``frame`` is the
-    innermost in-app frame of a program's exception, "agent/loop.py:Agent.run".
+    innermost in-app frame of a program's exception, "agent/loop.py:Agent.run". ``pool`` is there where a request found
+    no room in it; a dump has the same in its requests and steps.
     """
 
     kind: FailureKind
@@ -76,6 +100,7 @@ class Failure:
     non_finite: NonFinitePlace | None = None
     read: SlotRead | None = None
     frame: str = ""
+    pool: PoolState | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -136,6 +136,12 @@ class LiveScheduler:
                 finished.append(finish)
         return finished
 
+    @property
+    def stuck(self) -> bool:
+        """Whether requests wait and none of them will ever run: nothing runs, so every block is free that will be, and
+        still the next one does not fit."""
+        return bool(self.waiting) and not self.running and not self._can_admit()
+
     def check_integrity(self) -> None:
         """Raise AssertionError when an invariant of pool, tables or queues is broken."""
         self.pool.check_integrity(request.blocks for request in self.running)

@@ -27,19 +27,13 @@ HEAD_ROWS = 64
 WIDE = 16384
 """Output features from which a layer counts as that wide."""
 
-MULTIPLES = (2, 3, 4, 5, 6, 7, 8, 16, 25, 64, 128)
-"""Call sizes that are compared with calls of one tile, in tiles."""
-
-UNBROKEN = 8
-"""Up to here every multiple is among them."""
+MULTIPLES = (2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+"""Sizes of calls that are compared with calls of one tile, in tiles. No others are made: with AMX a layer was seen
+whose rows differ in calls of 33 to 48 rows, and in no shorter and no longer ones."""
 
 TILES = {"cpu": (4, 16), "cuda": (64, 128)}
 """Row tiles that are tried on each kind of device, cheapest first. On a CPU one row is never invariant, two not with
 MKL. A GPU waits for weights with so few rows, and its sums over a row are cut by the number of rows below 16."""
-
-AMX_ROWS = 32
-"""Rows of a bfloat16 call on a processor with AMX, at most. A call of more sums in another order, which plain rows show
-in a few of many thousand values. The limit stays until `telling_rows` have been tried on such a processor."""
 
 OWN_TILE = 64
 """Rows to which a layer pads its own input where no tile allows long calls. With AMX, in bfloat16, calls of up to 32
@@ -60,55 +54,68 @@ class NoExactKernel(UnsupportedModel):
     remedy = "Run with --kernels stock, and report the machine and library versions."
 
 
-def has_amx() -> bool:
-    """Whether this processor multiplies bfloat16 in tiles, where rows differ between calls of up to and above 32."""
-    return bool(getattr(torch.cpu, "_is_amx_tile_supported", bool)())
+def agreeing_sizes(function: LinearFunction, rows: torch.Tensor, *, tile: int) -> tuple[int, ...]:
+    """The sizes of calls that give each row the bits of calls of `tile` rows: `tile` itself, and those of `MULTIPLES`
+    that do, up to the number of rows.
 
-
-def agreeing_rows(function: LinearFunction, rows: torch.Tensor, *, tile: int, most: int) -> int:
-    """The row count up to which calls of every multiple of `tile` give each row the same bits: at most ``most``.
-
-    Where a call differs, it is a count up to which every multiple was tried: what differs once may differ in between.
-    The comparison is with calls of exactly `tile` rows. The last call of each size ends at the last row, so positions
-    vary as well.
+    The last call of each size ends at the last row, so positions vary as well.
     """
     count = rows.shape[0]
     expected = torch.cat([function(part) for part in rows.split(tile)])
-    agreed = tile
-    for multiple in MULTIPLES:
-        size = multiple * tile
-        if size > min(count, most):
-            break
+
+    def agrees(size: int) -> bool:
         starts = [*range(0, count - size, size), count - size]
-        if any(not _same(function(rows[s : s + size]), expected[s : s + size]) for s in starts):
-            return min(agreed, UNBROKEN * tile)
-        agreed = size
-    return most
+        return all(_same(function(rows[s : s + size]), expected[s : s + size]) for s in starts)
+
+    return (tile, *(size for size in tried_sizes(count, tile)[1:] if agrees(size)))
+
+
+def tried_sizes(count: int, tile: int) -> tuple[int, ...]:
+    """The sizes of calls that `agreeing_sizes` makes with ``count`` rows."""
+    return (tile, *(tile * multiple for multiple in MULTIPLES if tile * multiple <= count))
 
 
 def require_rows_agree(what: str, function: LinearFunction, rows: torch.Tensor, *, tile: int) -> None:
     """Raise `NoExactKernel` unless a row has the same bits in calls of any size. ``what`` names the function."""
-    if agreeing_rows(function, rows, tile=tile, most=rows.shape[0]) < rows.shape[0]:
+    if agreeing_sizes(function, rows, tile=tile) != tried_sizes(rows.shape[0], tile):
         raise NoExactKernel(f"{what} gives a row other bits in calls of other sizes")
 
 
 def choose_tile(layers: Sequence[tuple[torch.Tensor, torch.Tensor | None]]) -> tuple[int, list[LinearForm]]:
     """The row tile for a model, and a form for each of its distinct layers, given as (weight, bias).
 
-    Takes the smallest tile for which every layer passes in calls of any length; else the largest, where the layers that
-    fail get short calls, or a larger tile of their own.
+    Takes the smallest tile for which every layer passes in long calls; else the largest, where the layers that fail get
+    short calls, or a larger tile of their own.
     """
     tiles = TILES[layers[0][0].device.type]
     forms: list[LinearForm] = []
     for tile in tiles:
-        forms = [choose_form(weight, bias, tile=tile) for weight, bias in layers]
-        if not any(form.limited for form in forms):
-            return tile, forms
+        forms = []
+        for weight, bias in layers:
+            forms.append(choose_form(weight, bias, tile=tile))
+            if _is_short(forms[-1]) and tile != tiles[-1]:
+                break
+        else:
+            break
     for index, (weight, bias) in enumerate(layers):
-        if forms[index].limited and forms[index].most < LONG:
+        if _is_short(forms[index]):
             own = replace(choose_form(weight, bias, tile=OWN_TILE), limited=True)
-            forms[index] = max(forms[index], own, key=lambda form: form.most)
-    return tiles[-1], forms
+            forms[index] = max(forms[index], own, key=_reach)
+    return tile, forms
+
+
+def _is_short(form: LinearForm) -> bool:
+    return form.limited and _reach(form) < LONG
+
+
+def _reach(form: LinearForm) -> int:
+    """How long calls may be, up to `LONG`, before the next size is more than twice that: it would be used by few."""
+    reach = form.sizes[0]
+    for size in form.sizes[1:]:
+        if size > 2 * reach:
+            break
+        reach = size
+    return min(reach, LONG)
 
 
 def choose_form(weight: torch.Tensor, bias: torch.Tensor | None, *, tile: int) -> LinearForm:
@@ -143,13 +150,12 @@ def choose(
     if not right:
         raise NoExactKernel(f"no linear kernel computes a layer of shape {tuple(weight.shape)} and {weight.dtype}")
     limited: list[LinearForm] = []
-    longest = AMX_ROWS if weight.dtype == torch.bfloat16 and weight.device.type == "cpu" and has_amx() else count
     for name, function in right:
-        agreed = agreeing_rows(function, rows, tile=tile, most=count)
-        if agreed >= longest:
-            return LinearForm(kernel=name, tile=tile, most=longest)
-        limited.append(LinearForm(kernel=name, tile=tile, most=agreed, limited=True))
-    return max(limited, key=lambda form: form.most)  # of equals the cheaper one
+        sizes = agreeing_sizes(function, rows, tile=tile)
+        if sizes == tried_sizes(count, tile):
+            return LinearForm(kernel=name, sizes=sizes)
+        limited.append(LinearForm(kernel=name, sizes=sizes, limited=True))
+    return max(limited, key=_reach)  # of equals the cheaper one
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,8 @@ class QuirkKind:
     run; the others are defects of code. ``switch`` is the field of `Defects` that turns one on. ``changes_tokens`` says
     that answers are other ones without it, ``needs_model`` that nothing of it shows in scheduler and block pool, and
     ``mixes_blocks`` that a request reads what others left behind: only computing every step from the first gives that.
+    ``at_the_door`` marks checks that a server leaves out: without the defect it would have refused a request, which
+    then does not come in a replay either.
     """
 
     name: str
@@ -45,6 +47,7 @@ class QuirkKind:
     changes_tokens: bool = True
     needs_model: bool = False
     mixes_blocks: bool = False
+    at_the_door: bool = False
 
 
 KINDS: dict[str, QuirkKind] = {
@@ -120,6 +123,41 @@ KINDS: dict[str, QuirkKind] = {
                 "after_step": "the engine step after which it happens; with no such request or block, nothing does",
             },
             mixes_blocks=True,
+        ),
+        QuirkKind(
+            name="prompt-unchecked",
+            defect="A prompt that needs more KV blocks than the whole pool has is queued. It waits for ever, and with "
+            "it whoever came later, while nothing runs and the health check answers 200.",
+            seen_in="vLLM kept a prompt larger than its KV cache at the head of the queue, and all behind it waited "
+            "(issue 39734); so did a plugin of it, with usage at 0 and no error (vllm-rbln 957).",
+            parameters={},
+            switch="prompt_unchecked",
+            changes_tokens=False,
+            at_the_door=True,
+        ),
+        QuirkKind(
+            name="token-ids-unchecked",
+            defect="Token ids of logit_bias and of stop_token_ids are not compared with the vocabulary. A bias beyond "
+            "it is an index out of range in the sampler, and all requests of that step die.",
+            seen_in="vLLM's engine died of IndexError (issue 6866, pull request 16529), SGLang's scheduler too (7670); "
+            "stop ids crashed it on one kind of device, and elsewhere could write into others' rows (vLLM 54195).",
+            parameters={},
+            switch="token_ids_unchecked",
+            changes_tokens=False,
+            needs_model=True,
+            at_the_door=True,
+        ),
+        QuirkKind(
+            name="positions-unchecked",
+            defect="A max_model_len above the model's positions is served. A model with learned positions has no row "
+            "for the first token beyond them, and the step dies; a rotary one goes on to no good, without an error.",
+            seen_in="vLLM with VLLM_ALLOW_LONG_MAX_MODEL_LEN: an assertion on the device, or garbage without one (pull "
+            "request 44286); Qwen3-32B served above its 40,960 positions (vllm-gb10 7).",
+            parameters={},
+            switch="positions_unchecked",
+            changes_tokens=False,
+            needs_model=True,
+            at_the_door=True,
         ),
     )
 }

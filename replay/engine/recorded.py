@@ -95,8 +95,10 @@ class RecordedScheduler(LiveScheduler):
         stop_check: StopCheck | None = None,
         rederive: bool = False,
         defects: Defects = NO_DEFECTS,
+        late: Sequence[Request] = (),
     ) -> None:
-        """``rederive`` takes only arrivals and aborts from the record, schedules live, and compares each step."""
+        """``rederive`` takes only arrivals and aborts from the record, schedules live, and compares each step. ``late``
+        came after the last of ``steps``: see `come_late`."""
         first_step = steps[0].index if steps else 0
         super().__init__(
             config, eos_token_ids=eos_token_ids, stop_check=stop_check, first_step=first_step, defects=defects
@@ -105,6 +107,7 @@ class RecordedScheduler(LiveScheduler):
         self._left_record = rederive
         self._steps = tuple(steps)
         self._next = 0
+        self._late = tuple(late)
         self._hits: dict[Request, PrefixHit] = {}
         self._blind = self.cache is not None and _tokens_missing(steps, start)
         if start is not None:
@@ -136,6 +139,12 @@ class RecordedScheduler(LiveScheduler):
         """The recorded step that the last plan was made from, or None if that was scheduled live."""
         step = self._steps[self._next - 1] if self._next else None
         return step if step is not None and step.index == self.next_step - 1 else None
+
+    def come_late(self) -> None:
+        """Queue the requests that came after the last step."""
+        for request in self._late:
+            self.add(request)
+        self._late = ()
 
     def plan(self) -> StepPlan | None:
         if self._next >= len(self._steps):

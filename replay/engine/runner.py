@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from replay.engine import early_exit, multinomial, perplexity, sampler
 from replay.engine.attention import Placed, exact_context, stock_context
 from replay.engine.defects import NO_DEFECTS, Defects
+from replay.engine.failure import Blame, blame
 from replay.engine.kv_store import KVStore
 from replay.engine.loaded import LoadedModel
 from replay.engine.request import Request
@@ -96,18 +97,11 @@ class ModelRunner:
             digest = int.from_bytes(hashlib.blake2b(row.tobytes(), digest_size=8).digest(), "big")
         if not sampler.is_finite(row):
             return Sample(token=-1, digest=digest, finite=False)
-        if self.defects.multinomial:
-            token = multinomial.draw(row, request, position=position, eos_token_ids=self.model.eos_token_ids)
-        else:
-            token = sampler.draw(
-                row,
-                request.sampling,
-                prompt=request.tokens[: request.num_prompt],
-                output=request.tokens[request.num_prompt : position],
-                sample_index=request.sample_index,
-                position=position,
-                eos_token_ids=self.model.eos_token_ids,
-            )
+        try:
+            token = self._draw(row, request, position)
+        except Exception as error:
+            blame(error, Blame(request_id=request.id, position=position))
+            raise
         seen = self._confidence(row, request, position) if early_exit.wanted(request.flags) else None
         gap = nll = None
         if expected is not None and 0 <= expected < row.size:
@@ -120,6 +114,19 @@ class ModelRunner:
             nll=nll,
             confidence=seen,
             early_exit=seen is not None and early_exit.reached(request.flags, seen),
+        )
+
+    def _draw(self, row: NDArray[np.float32], request: Request, position: int) -> int:
+        if self.defects.multinomial:
+            return multinomial.draw(row, request, position=position, eos_token_ids=self.model.eos_token_ids)
+        return sampler.draw(
+            row,
+            request.sampling,
+            prompt=request.tokens[: request.num_prompt],
+            output=request.tokens[request.num_prompt : position],
+            sample_index=request.sample_index,
+            position=position,
+            eos_token_ids=self.model.eos_token_ids,
         )
 
     def _confidence(self, row: NDArray[np.float32], request: Request, position: int) -> Confidence:
@@ -157,11 +164,13 @@ def forward(model: LoadedModel, placed: Sequence[Placed]) -> torch.Tensor:
         positions[row : row + chunk.num_tokens] = np.arange(chunk.start, stop)
         row += chunk.num_tokens
         if model.learned_positions and stop > model.max_position_embeddings:
-            raise PositionOverflow(
+            overflow = PositionOverflow(
                 f"request {chunk.request.id} has a token at position {stop - 1}, "
                 f"and the model has {model.max_position_embeddings} learned positions",
                 remedy=f"Serve it with a max_model_len of {model.max_position_embeddings} or less.",
             )
+            blame(overflow, Blame(request_id=chunk.request.id, position=stop - 1))
+            raise overflow
     with torch.inference_mode(), model.settings.applied():
         if model.kernels == "exact":
             context = exact_context(placed, num_heads=model.num_heads, sizes=model.sizes, windows=model.windows)

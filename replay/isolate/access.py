@@ -15,7 +15,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-_SYSTEM = ("/usr", "/lib", "/lib32", "/lib64", "/nix/store", "/gnu/store", "/proc", "/sys")
+_SYSTEM = ("/usr", "/lib", "/lib32", "/lib64", "/nix/store", "/gnu/store", "/sys")
+# By name: beside them lie the folders of all other processes, with their command lines and environment.
+_PROCESS = (
+    "/proc/self", "/proc/bus", "/proc/cgroups", "/proc/cmdline", "/proc/cpuinfo", "/proc/devices", "/proc/diskstats",
+    "/proc/driver", "/proc/filesystems", "/proc/interrupts", "/proc/loadavg", "/proc/meminfo", "/proc/misc",
+    "/proc/modules", "/proc/partitions", "/proc/softirqs", "/proc/stat", "/proc/swaps", "/proc/sys", "/proc/uptime",
+    "/proc/version", "/proc/vmstat", "/proc/zoneinfo",
+)  # fmt: skip
 # By name: beside them lie shadow, private keys and the settings of every service.
 _SETTINGS = (
     "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/ld.so.preload", "/etc/localtime",
@@ -27,7 +34,8 @@ _SETTINGS = (
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 _GPU_DEVICES = ("nvidia*", "dxg", "shm")
 _GPU_READ = ("/run/nvidia-persistenced", "/etc/nvidia", "/var/lib/nvidia")
-_DESCRIPTOR = re.compile(r"/proc/[0-9]+/fd/[a-z_]+:")
+_DESCRIPTOR = re.compile(r"/proc/([0-9]+)/fd/[a-z_]+:")
+_OF_A_PROCESS = re.compile(r"/proc/([0-9]+)(?:/|$)")
 _MAX_LINKS = 4096  # of a folder of weights
 
 
@@ -52,7 +60,8 @@ class Access:
 
         Called for every file that Python opens: the common case must stay one comparison of text.
         """
-        if f"{path}/".startswith(self._readable) and "/../" not in path:
+        # Below /proc there are links that no text tells of.
+        if f"{path}/".startswith(self._readable) and "/../" not in path and not path.startswith("/proc/"):
             return True
         real = os.path.realpath(path)  # also where the worker could have made links
         return (
@@ -72,7 +81,7 @@ def access_of(job: Mapping[str, Any], *, folder: str | None, driver: bool, reada
     target = str(job.get("target", "inference"))
     dumps = [job[name] for name in ("dump", "signature") if isinstance(job.get(name), str)]
     dumps += [path for name in ("dumps", "paths", "app_path") for path in _texts(job.get(name))]
-    read: list[Path] = [Path(path) for path in (*_SYSTEM, *_SETTINGS, *_python(), *readable, *dumps)]
+    read: list[Path] = [Path(path) for path in (*_SYSTEM, *_PROCESS, *_SETTINGS, *_python(), *readable, *dumps)]
     write = [] if folder is None else [Path(folder)]
     if (target == "inference" or target.startswith("endpoint=")) and "paths" not in job:
         read += _weights(job, readable)
@@ -128,4 +137,11 @@ def _real(paths: Iterable[Path]) -> tuple[str, ...]:
 
 def _descriptor(path: str) -> bool:
     """Whether it is what /dev/stderr and its like resolve to, for something without a file: open already."""
-    return _DESCRIPTOR.match(path) is not None
+    found = _DESCRIPTOR.match(path)
+    return found is not None and int(found[1]) == os.getpid()
+
+
+def of_another_process(path: str) -> bool:
+    """Whether it lies in the folder that the system shows of a process other than this one, links followed."""
+    found = _OF_A_PROCESS.match(os.path.realpath(path))
+    return found is not None and int(found[1]) != os.getpid()

@@ -8,11 +8,13 @@ not begun go on together in a new worker.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from replay.isolate.items import BEGUN
+from replay.isolate.limits import DEFAULT_LIMITS, Limits
 from replay.isolate.result import Result
-from replay.isolate.supervisor import JOB_FUNCTION, LOAD_TIMEOUT_S, OnEvent, run
+from replay.isolate.supervisor import JOB_FUNCTION, OnEvent, run
 
 BATCH_FUNCTION = "replay.isolate.batch_job:run"
 
@@ -31,13 +33,12 @@ def run_batch(
     on_result: OnResult,
     on_event: OnEvent | None = None,
     at_once: int,
-    load_timeout_s: float = LOAD_TIMEOUT_S,
-    timeout_s: float | None = None,
+    limits: Limits = DEFAULT_LIMITS,
     grace_s: float = GRACE_S,
     batch_function: str = BATCH_FUNCTION,
     job_function: str = JOB_FUNCTION,
 ) -> None:
-    """Replay ``dumps`` (paths) with the ``options`` of `run_job` and the budget ``timeout_s`` for each of them.
+    """Replay ``dumps`` (paths) with the ``options`` of `run_job` and the time of ``limits`` for each of them.
 
     ``on_result`` gets each dump's place in the list, its result, and why it was replayed alone or "". Results come as
     they are ready. ``on_event`` gets the events of all workers, and before dumps are replayed one by one an event
@@ -46,15 +47,14 @@ def run_batch(
     A worker that goes ``grace_s`` over the budget is killed: for a batch that is when no dump has ended in the time
     that all that run at once may take, loading included. Ctrl-C ends the worker and raises KeyboardInterrupt.
     """
-    left = list(range(len(dumps)))
+    left, timeout_s = list(range(len(dumps))), limits.timeout_s
     while left:
         batch = _Batch(left, on_result, on_event)
-        grown = None if timeout_s is None else timeout_s * min(at_once, len(left)) + load_timeout_s + grace_s
+        grown = None if timeout_s is None else timeout_s * min(at_once, len(left)) + limits.load_timeout_s + grace_s
         ended = run(
             {**options, "timeout_s": timeout_s, "dumps": [dumps[index] for index in left], "at_once": at_once},
             on_event=batch.take,
-            load_timeout_s=load_timeout_s,
-            timeout_s=grown,
+            limits=replace(limits, timeout_s=grown),
             job_function=batch_function,
             items=len(left),
         )
@@ -68,8 +68,7 @@ def run_batch(
             result = run(
                 {**options, "timeout_s": timeout_s, "dump": dumps[index]},
                 on_event=on_event,
-                load_timeout_s=load_timeout_s,
-                timeout_s=None if timeout_s is None else timeout_s + grace_s,
+                limits=replace(limits, timeout_s=None if timeout_s is None else timeout_s + grace_s),
                 job_function=job_function,
             )
             on_result(index, result, batch.doubts.get(index, why))

@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from replay.errors import BudgetSpent, ReplayError
+from replay.isolate.limits import DEFAULT_LIMITS, Limits
 from replay.isolate.result import Result, from_exception, state_isolation
-from replay.isolate.supervisor import LOAD_TIMEOUT_S, OnEvent, supervise
+from replay.isolate.supervisor import OnEvent, blocking, supervise
 from replay.report import finding
 from replay.targets.endpoint.judge import Try, judge
 from replay.targets.endpoint.options import API_KEY_ENV, EndpointOptions, api_key, endpoint_options
@@ -25,46 +26,19 @@ from replay.verdict import Reason
 PLAN_JOB = "replay.targets.endpoint.job:make_plan"
 
 
-def run_endpoint(
-    job: Mapping[str, Any],
-    *,
-    on_event: OnEvent | None = None,
-    load_timeout_s: float = LOAD_TIMEOUT_S,
-    timeout_s: float | None = None,
-    memory_limit: int | None = None,
-) -> Result:
-    """`supervise_endpoint` for code outside of any event loop. Ctrl-C closes every connection, then is raised."""
-    return asyncio.run(
-        supervise_endpoint(
-            job, on_event=on_event, load_timeout_s=load_timeout_s, timeout_s=timeout_s, memory_limit=memory_limit
-        )
-    )
-
-
 async def supervise_endpoint(
-    job: Mapping[str, Any],
-    *,
-    on_event: OnEvent | None = None,
-    load_timeout_s: float = LOAD_TIMEOUT_S,
-    timeout_s: float | None = None,
-    memory_limit: int | None = None,
+    job: Mapping[str, Any], *, on_event: OnEvent | None = None, limits: Limits = DEFAULT_LIMITS
 ) -> Result:
     """Play the requests of a dump against the endpoint of ``job`` and return how that ended. As `supervise`; all tries
-    together have the job's own ``timeout_s``, or else this one, from the first request on.
+    together have the job's own ``timeout_s``, or else that of ``limits``, from the first request on. Cancelling closes
+    every connection.
 
     Raises `UsageError` for options that cannot be used.
     """
     options = endpoint_options(job)
     key, findings = api_key(options, os.environ)
     began = time.perf_counter()
-    planned = await supervise(
-        job,
-        on_event=on_event,
-        load_timeout_s=load_timeout_s,
-        timeout_s=timeout_s,
-        memory_limit=memory_limit,
-        job_function=PLAN_JOB,
-    )
+    planned = await supervise(job, on_event=on_event, limits=limits, job_function=PLAN_JOB)
     if planned.report is None:
         return planned
     try:
@@ -74,7 +48,7 @@ async def supervise_endpoint(
             options,
             key,
             findings,
-            timeout_s=options.timeout_s or timeout_s,
+            timeout_s=options.timeout_s or limits.timeout_s,
             emit=on_event or (lambda event: None),
             began=began,
         )
@@ -83,6 +57,9 @@ async def supervise_endpoint(
     state_isolation(report, planned.guard)
     report["environment"]["network"] = f"nothing but {options.url}" if plan.calls else "nothing"
     return Result(report=report, guard=planned.guard, progress=planned.progress, step_started=bool(plan.calls))
+
+
+run_endpoint = blocking(supervise_endpoint)
 
 
 async def _play(

@@ -10,6 +10,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from replay.runtime.variables import may_be_set
+
 _KEPT = frozenset(
     {
         "HOME", "LANG", "LD_LIBRARY_PATH", "LOGNAME", "PATH", "PYTHONPATH", "TMPDIR", "TZ", "USER", "VIRTUAL_ENV",
@@ -21,14 +23,6 @@ _KEPT = frozenset(
 )  # fmt: skip
 _KEPT_PREFIXES = ("LC_", "PPLX_", "CUDA_", "NVIDIA_", "CUBLAS_")
 _SECRET_WORDS = ("TOKEN", "SECRET", "PASSWORD", "CREDENTIAL", "KEY")
-
-# What decides how a process starts, which code it loads, and under which guard. Beside these, a variable is the
-# program's own affair.
-_STARTUP = frozenset({"BASH_ENV", "ENV", "GCONV_PATH", "HOME", "LOCPATH", "NLSPATH", "PATH", "TMPDIR", "HOSTALIASES"})
-_STARTUP_PREFIXES = (
-    "LD_", "DYLD_", "PYTHON", "PPLX_", "GLIBC_", "MALLOC_", "OPENSSL_", "SSL_", "SSLKEY", "OMP_", "MKL_", "KMP_",
-    "GOMP_", "CUDA_", "NVIDIA_", "HF_", "TRANSFORMERS_", "TORCH", "XDG_",
-)  # fmt: skip
 
 _SET = {
     "HF_HUB_OFFLINE": "1",
@@ -54,24 +48,34 @@ def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
     return {**kept, **_SET}
 
 
-MAX_VALUE = 32_768
-"""Characters of a variable that a dump may add: the system starts no process with much more."""
+MAX_BYTES = 512 << 10
+"""Of all variables that a dump may add."""
+_MAX_ONE = 100_000  # bytes of one; Linux refuses 128 KiB
+_OVERHEAD = 10  # its "=", the byte that ends it, and the pointer to it
 
 
 def added(variables: Mapping[str, str]) -> dict[str, str]:
     """Those of ``variables`` that may be put on top of a worker's own.
 
     They come out of a dump, which may neither have code loaded nor take a guard off. Of Python's, the hash seed is let
-    in, and only a number.
+    in, and only a number. Together they take MAX_BYTES at most, the small ones first: the system starts no process with
+    much more.
     """
-    return {name: value for name, value in variables.items() if _may_be_added(name, value)}
+    allowed = {name: value for name, value in variables.items() if _may_be_added(name, value)}
+    sizes = {name: len(os.fsencode(name)) + len(os.fsencode(value)) + _OVERHEAD for name, value in allowed.items()}
+    left, kept = MAX_BYTES, set()
+    for name in sorted(sizes, key=lambda one: (sizes[one], one)):
+        if sizes[name] > min(left, _MAX_ONE):
+            break
+        left -= sizes[name]
+        kept.add(name)
+    return {name: value for name, value in allowed.items() if name in kept}
 
 
 def _may_be_added(name: str, value: str) -> bool:
     if name == "PYTHONHASHSEED":
         return value.isascii() and value.isdigit() and int(value[:20]) < 1 << 32
-    plain = bool(name) and not {"=", "\0"} & set(name) and "\0" not in value and len(value) <= MAX_VALUE
-    return plain and name not in _STARTUP and not name.startswith(_STARTUP_PREFIXES)
+    return may_be_set(name, value)
 
 
 def _is_kept(name: str) -> bool:

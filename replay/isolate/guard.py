@@ -2,8 +2,9 @@
 
 The audit hook sees what Python code does and names it in the error. Native code, which asks no Python, is stopped by
 three layers of the system where it has them (Linux): the system call filter (syscalls.py), an empty network
-(namespaces.py), and the kernel's rule on files (landlock.py). None can be taken off again in this process. Loopback
-counts as network: a replay must not talk to a server that happens to run on this machine.
+(namespaces.py), and the kernel's rule on files (landlock.py). None can be taken off again in this process, which gives
+up its capabilities, too (capabilities.py). Loopback counts as network: a replay must not talk to a server that happens
+to run on this machine.
 
 What is missing is said, and what follows from it. Each layer can be switched off by an environment variable, for a
 system or a driver that does not get along with it; what the hook refuses stays refused.
@@ -18,11 +19,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from replay.errors import Refused
-from replay.isolate.access import Access
+from replay.isolate.access import Access, of_another_process
+from replay.isolate.capabilities import CapabilitiesKept, give_up
 from replay.isolate.driver import ALLOWED
 from replay.isolate.landlock import SIGNALS_ABI, LandlockUnavailable, restrict
 from replay.isolate.namespaces import NamespaceUnavailable, leave_network
 from replay.isolate.syscalls import FilterUnavailable, install_filter
+from replay.runtime.databases import is_in_memory
 
 MAX_REMEMBERED = 50
 FILTER_SWITCH = "PPLX_SYSCALL_FILTER"
@@ -75,7 +78,8 @@ _CHANGES: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "os.removexattr": ((0,), ()),
 }
 _LISTS = frozenset({"os.listdir", "os.scandir"})
-_FILES = frozenset({_OPEN, *_CHANGES, *_LISTS})
+_READS = frozenset({_OPEN, *_LISTS})
+_FILES = frozenset({*_READS, *_CHANGES})
 _REFUSED_ALWAYS = _NETWORK | _PROCESSES
 _WATCHED = _REFUSED_ALWAYS | _SIGNALS | _FILES | {_DATABASE}
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
@@ -86,6 +90,9 @@ _GAPS = (
     ({"seccomp"}, "native code can start processes"),
     ({"seccomp", "signals"}, "native code can send signals to other processes of this user"),
     ({"landlock"}, "native code can read and write the files of this user"),
+    # A namespace of users, which comes with that of the network, keeps it from that; so does Landlock.
+    ({"landlock", "netns"}, "native code can read the environment of other processes of this user"),
+    ({"capabilities"}, "native code can do what an administrator may"),
 )
 
 
@@ -147,7 +154,9 @@ class Guard:
             # To its own process, by id: then it cannot be meant for another one.
             return event != "os.kill" or arguments[0] != os.getpid()
         if event == _DATABASE:
-            return not _is_in_memory(arguments[0])
+            return not is_in_memory(arguments[0], uri=True)  # whether it is meant as an address is not told
+        if self.landlock == 0 and event in _READS and _leads_to_another_process(arguments[0]):
+            return True
         if self.access is None:
             return False
         if event == _OPEN:
@@ -176,15 +185,16 @@ def install(*, driver: bool = False, access: Access | None = None) -> Guard:
         # In this order: the filter refuses what the others are made with.
         "netns": (NETWORK_SWITCH, leave_network),
         "landlock": (FILES_SWITCH, lambda: _restrict(guard)),
+        "capabilities": ("", lambda: give_up(keep_reading=guard.landlock > 0)),
         "seccomp": (FILTER_SWITCH, lambda: install_filter(driver=driver)),
     }
     for layer, (switch, put_in_force) in layers.items():
         try:
-            if os.environ.get(switch) == "off":
+            if switch and os.environ.get(switch) == "off":
                 guard.missing[layer] = f"switched off by {switch}"
             else:
                 put_in_force()
-        except (FilterUnavailable, LandlockUnavailable, NamespaceUnavailable) as error:
+        except (CapabilitiesKept, FilterUnavailable, LandlockUnavailable, NamespaceUnavailable) as error:
             guard.missing[layer] = str(error)
     if os.environ.get(FILES_SWITCH) == "off":
         guard.access = None
@@ -225,10 +235,10 @@ def _opens(access: Access, path: object, mode: object, flags: object, *, reads: 
     return reads and not access.may_read(name)
 
 
-def _is_in_memory(database: object) -> bool:
-    """Whether SQLite keeps it in memory, or in a temporary file that it makes itself and that begins empty."""
-    name = os.fsdecode(database) if isinstance(database, str | bytes | os.PathLike) else ""
-    return name in ("", ":memory:") or (name.startswith("file:") and (":memory:" in name or "mode=memory" in name))
+def _leads_to_another_process(path: object) -> bool:
+    if not isinstance(path, str | bytes):
+        return False
+    return of_another_process(os.path.abspath(os.fsdecode(path)))
 
 
 def _describe(event: str, arguments: tuple[Any, ...]) -> str:

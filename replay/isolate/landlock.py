@@ -6,9 +6,12 @@ too. Newer kernels add refusals that the older ones cannot make; the ABI number 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
+import fcntl
 import os
+import resource
 import stat
 import sys
 from collections.abc import Iterable
@@ -43,6 +46,9 @@ _WRITE = (
     | _TRUNCATE
 )
 _DEVICE = _READ | _WRITE_FILE | _MAKE_REG | _REMOVE_FILE | _TRUNCATE | _IOCTL_DEV
+
+_MOST_FILES = 1024
+_KEPT_FILES = 64
 
 NETWORK_ABI = 4
 _BIND_AND_CONNECT = 0b11
@@ -100,8 +106,18 @@ def _allow(libc: ctypes.CDLL, ruleset: int, paths: Iterable[str], rights: int) -
                 ctypes.byref(rule),
                 ctypes.c_uint32(0),
             )
+            if path.startswith("/proc/"):
+                _keep(fd)
         finally:
             os.close(fd)
+
+
+def _keep(fd: int) -> None:
+    """Hold a file of /proc for the life of this process. The rule is on the system's own object for it, which it would
+    forget when memory is short, and make another that no rule knows. Numbered high, out of a program's sight."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, max(3, min(soft, _MOST_FILES) - _KEPT_FILES))
 
 
 def _call(libc: ctypes.CDLL, number: int, *arguments: object) -> int:

@@ -1,4 +1,4 @@
-"""What a worker process may use, and how its memory is measured from outside.
+"""What a job and its worker process may use, and how the worker's memory is measured from outside.
 
 Memory is not limited by RLIMIT_AS: torch and CUDA reserve address space far above what they touch. A watchdog in the
 supervisor measures what the worker really holds and kills it above the limit; the kernel is told to pick the worker
@@ -12,8 +12,10 @@ import os
 import resource
 import signal
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
+LOAD_TIMEOUT_S = 120.0
 MAX_OPEN_FILES = 1024
 OOM_SCORE = 800  # of 1000; the worker goes before its supervisor and before a browser
 WATCH_INTERVAL_S = 0.05
@@ -21,6 +23,19 @@ MEMORY_SHARE = 0.75  # of the machine, when no limit is given
 
 # Pages that cannot be dropped and read again. File-backed pages of a mapped dump or of weights can, so they are free.
 _HELD = ("RssAnon:", "RssShmem:", "VmSwap:")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What one job may take. ``timeout_s`` counts from its first replayed step (None: no limit), ``load_timeout_s``
+    until then. ``memory_bytes`` is memory that its worker alone holds; None takes a share of the machine."""
+
+    load_timeout_s: float = LOAD_TIMEOUT_S
+    timeout_s: float | None = None
+    memory_bytes: int | None = None
+
+
+DEFAULT_LIMITS = Limits()
 
 
 def apply_limits() -> None:

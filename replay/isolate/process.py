@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shutil
 import signal
 import sys
 import tempfile
@@ -13,7 +12,7 @@ from asyncio.subprocess import PIPE, Process
 from collections.abc import Mapping, Sequence
 from typing import IO
 
-from replay.isolate import limits
+from replay.isolate import folders, limits
 from replay.isolate.environment import added, child_environment
 from replay.isolate.result import printable_lines
 from replay.isolate.stacks import STACK_SIGNAL, shortened
@@ -26,10 +25,21 @@ STACK_OF_A_HOG_S = 0.02  # while it goes on taking memory
 STACK_BYTES = 1 << 16
 
 
+_swept = False
+
+
+async def _sweep_once() -> None:
+    """What supervisors left that were killed. Once in a process, before its first worker."""
+    global _swept
+    if not _swept:
+        _swept = True
+        await asyncio.to_thread(folders.sweep)
+
+
 class WorkerProcess:
     """One child process with a temporary folder of its own. Belongs to one event loop."""
 
-    def __init__(self, process: Process, stacks: IO[bytes], folder: str, memory_limit: int) -> None:
+    def __init__(self, process: Process, stacks: IO[bytes], folder: folders.OwnFolder, memory_limit: int) -> None:
         self._process = process
         self._stacks = stacks
         self._folder = folder
@@ -57,10 +67,11 @@ class WorkerProcess:
         as `replay.isolate.environment.added` lets it, ``readable`` are folders that it may read beside what its first
         job names.
         """
-        folder = tempfile.mkdtemp(prefix="pplx-worker-")
+        await _sweep_once()
+        folder = folders.OwnFolder()
         # Unnamed and opened here: whatever the worker does to files, this is the one that is read.
         stacks = tempfile.TemporaryFile()  # noqa: SIM115
-        words = ["--job", job_function, "--parent", str(os.getpid()), "--folder", folder, "--jobs", str(jobs)]
+        words = ["--job", job_function, "--parent", str(os.getpid()), "--folder", folder.path, "--jobs", str(jobs)]
         words += ["--stacks", str(stacks.fileno()), *(["--gpu"] if gpu else [])]
         words += [word for path in readable for word in ("--readable", path)]
         try:
@@ -75,14 +86,14 @@ class WorkerProcess:
                 stdin=PIPE,
                 stdout=PIPE,
                 stderr=PIPE,
-                env=child_environment(os.environ) | added(environment or {}) | {"TMPDIR": folder},
+                env=child_environment(os.environ) | added(environment or {}) | {"TMPDIR": folder.path},
                 pass_fds=(stacks.fileno(),),
                 # A group of its own: Ctrl-C in the terminal reaches us only, and one kill reaches all of it.
                 start_new_session=True,
             )
         except BaseException:
             stacks.close()
-            os.rmdir(folder)
+            folder.remove()
             raise
         return cls(process, stacks, folder, limits.default_memory_limit() if memory_limit is None else memory_limit)
 
@@ -144,13 +155,7 @@ class WorkerProcess:
             self._kill()
             self._watch.cancel()
             self._stacks.close()
-            await self._remove_folder()
-
-    async def _remove_folder(self) -> None:
-        try:
-            os.rmdir(self._folder)
-        except OSError:  # it holds something, and that may be a lot
-            await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
+            await asyncio.to_thread(self._folder.remove)  # it may hold a lot
 
     def _kill(self) -> None:
         # Only while it is not reaped: afterwards the number may belong to somebody else.

@@ -13,9 +13,10 @@ from dataclasses import replace
 from typing import Any
 
 from replay.errors import BudgetSpent, WorkerDied
+from replay.isolate.limits import DEFAULT_LIMITS, Limits
 from replay.isolate.result import Result, describe_progress
 from replay.isolate.stacks import first_app_place
-from replay.isolate.supervisor import LOAD_TIMEOUT_S, OnEvent, supervise
+from replay.isolate.supervisor import OnEvent, blocking, supervise
 from replay.report import finding
 
 PROGRAM_JOB = "replay.targets.app.job:run_program"
@@ -25,33 +26,8 @@ CLOSE_S = 5.0
 _STEPS = "the replayed steps"
 
 
-def run_program(
-    job: Mapping[str, Any],
-    *,
-    on_event: OnEvent | None = None,
-    load_timeout_s: float = LOAD_TIMEOUT_S,
-    timeout_s: float | None = None,
-    memory_limit: int | None = None,
-) -> Result:
-    """`supervise_program` for code outside of any event loop."""
-    return asyncio.run(
-        supervise_program(
-            job,
-            on_event=on_event,
-            load_timeout_s=load_timeout_s,
-            timeout_s=timeout_s,
-            memory_limit=memory_limit,
-        )
-    )
-
-
 async def supervise_program(
-    job: Mapping[str, Any],
-    *,
-    on_event: OnEvent | None = None,
-    load_timeout_s: float = LOAD_TIMEOUT_S,
-    timeout_s: float | None = None,
-    memory_limit: int | None = None,
+    job: Mapping[str, Any], *, on_event: OnEvent | None = None, limits: Limits = DEFAULT_LIMITS
 ) -> Result:
     """Replay the program of a dump and return how that ended. As `supervise`; the model's time is not the program's.
 
@@ -66,17 +42,14 @@ async def supervise_program(
     async with ModelWorker(
         {name: job[name] for name in ("model", "device") if job.get(name)},
         on_event=on_event,
-        load_timeout_s=load_timeout_s,
-        memory_limit=memory_limit,
+        limits=replace(limits, timeout_s=None),
     ) as model:
         while len(results) < repeat:
             before = model.seconds
             result = await supervise(
                 {**job, "restarted": bool(environment)},
                 on_event=_numbered(on_event, len(results) + 1) if repeat > 1 else on_event,
-                load_timeout_s=load_timeout_s,
-                timeout_s=timeout_s,
-                memory_limit=memory_limit,
+                limits=limits,
                 job_function=PROGRAM_JOB,
                 on_ask=model.ask,
                 environment=environment,
@@ -90,6 +63,9 @@ async def supervise_program(
             _add_model_time(result.report, model.seconds - before)
             results.append(result)
     return _counted(results)
+
+
+run_program = blocking(supervise_program)
 
 
 def _numbered(on_event: OnEvent | None, run: int) -> OnEvent | None:
@@ -142,16 +118,14 @@ class ModelWorker:
         job: Mapping[str, Any],
         *,
         on_event: OnEvent | None = None,
-        load_timeout_s: float = LOAD_TIMEOUT_S,
+        limits: Limits = DEFAULT_LIMITS,
         answer_timeout_s: float = ANSWER_TIMEOUT_S,
-        memory_limit: int | None = None,
         job_function: str = MODEL_JOB,
     ) -> None:
         self._job = job
         self._on_event = on_event
-        self._load_timeout_s = load_timeout_s
+        self._limits = limits
         self._answer_timeout_s = answer_timeout_s
-        self._memory_limit = memory_limit
         self._job_function = job_function
         self._worker: asyncio.Task[Result] | None = None
         self._questions: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
@@ -173,7 +147,7 @@ class ModelWorker:
         limit = self._answer_timeout_s
         if self._worker is None:
             self._worker = asyncio.create_task(self._run())
-            limit += self._load_timeout_s
+            limit += self._limits.load_timeout_s
             self._tell("loading the model")
         else:
             self._tell("the model answers")
@@ -198,13 +172,7 @@ class ModelWorker:
             await asyncio.wait({self._worker})
 
     async def _run(self) -> Result:
-        return await supervise(
-            self._job,
-            load_timeout_s=self._load_timeout_s,
-            memory_limit=self._memory_limit,
-            job_function=self._job_function,
-            on_ask=self._next,
-        )
+        return await supervise(self._job, limits=self._limits, job_function=self._job_function, on_ask=self._next)
 
     async def _next(self, answer: dict[str, Any]) -> Mapping[str, Any]:
         """The worker's side of the exchange: it hands over its last answer and waits for the next question."""

@@ -7,14 +7,16 @@ return, whatever ended them: a report, an error, a limit, cancellation, or Ctrl-
 from __future__ import annotations
 
 import asyncio
+import functools
 import signal
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any, ParamSpec, TypeVar
 
 from replay.errors import BudgetSpent, ReplayError, WorkerDied
 from replay.isolate import protocol
 from replay.isolate.driver import may_use_gpu
 from replay.isolate.items import BEGUN, item_event
+from replay.isolate.limits import DEFAULT_LIMITS, Limits
 from replay.isolate.process import WorkerProcess
 from replay.isolate.result import (
     Result,
@@ -27,47 +29,31 @@ from replay.isolate.result import (
 )
 
 JOB_FUNCTION = "replay.targets.job:run_job"
-LOAD_TIMEOUT_S = 120.0
 MAX_KEY = 100  # characters
 EXIT_GRACE_S = 5.0  # from the last frame to the end of the process
 
 OnEvent = Callable[[dict[str, Any]], None]
 OnAsk = Callable[[dict[str, Any]], Awaitable[Mapping[str, Any]]]
 
+P = ParamSpec("P")
+T = TypeVar("T")
 
-def run(
-    job: Mapping[str, Any],
-    *,
-    on_event: OnEvent | None = None,
-    load_timeout_s: float = LOAD_TIMEOUT_S,
-    timeout_s: float | None = None,
-    memory_limit: int | None = None,
-    job_function: str = JOB_FUNCTION,
-    items: int = 0,
-    on_ask: OnAsk | None = None,
-) -> Result:
-    """`supervise` for code outside of any event loop. Ctrl-C ends the child, then raises KeyboardInterrupt."""
-    return asyncio.run(
-        supervise(
-            job,
-            on_event=on_event,
-            load_timeout_s=load_timeout_s,
-            timeout_s=timeout_s,
-            memory_limit=memory_limit,
-            job_function=job_function,
-            items=items,
-            on_ask=on_ask,
-        )
-    )
+
+def blocking(function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
+    """``function`` for code outside of any event loop. Ctrl-C cancels it, then raises KeyboardInterrupt."""
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        return asyncio.run(function(*args, **kwargs))
+
+    return call
 
 
 async def supervise(
     job: Mapping[str, Any],
     *,
     on_event: OnEvent | None = None,
-    load_timeout_s: float = LOAD_TIMEOUT_S,
-    timeout_s: float | None = None,
-    memory_limit: int | None = None,
+    limits: Limits = DEFAULT_LIMITS,
     job_function: str = JOB_FUNCTION,
     items: int = 0,
     on_ask: OnAsk | None = None,
@@ -75,12 +61,11 @@ async def supervise(
 ) -> Result:
     """Run ``job`` in a worker and return how it ended.
 
-    ``on_event`` gets the progress and step-started events as they come, on this thread. ``timeout_s`` counts from the
-    first replayed step (None: no limit), ``load_timeout_s`` until then. ``memory_limit`` is in bytes of memory that
-    the worker alone holds; None takes a share of the machine. ``job_function`` is "module:function".
+    ``on_event`` gets the progress and step-started events as they come, on this thread. ``job_function`` is
+    "module:function".
 
     A job of several ``items`` may tell how each of them ended before its last frame: ``on_event`` gets those item
-    events as they come, and each new item that ended gives the others ``timeout_s`` again.
+    events as they come, and each new item that ended gives the others ``limits.timeout_s`` again.
 
     ``on_ask`` answers what the job asks (`replay.isolate.worker.Channel.ask`); no time of the job's passes meanwhile.
     ``environment`` is added to the worker's variables, as far as `replay.isolate.environment.added` lets it.
@@ -90,31 +75,34 @@ async def supervise(
     """
     frame = protocol.encode(job)
     worker = await WorkerProcess.start(
-        job_function, memory_limit=memory_limit, gpu=may_use_gpu(job), environment=environment
+        job_function, memory_limit=limits.memory_bytes, gpu=may_use_gpu(job), environment=environment
     )
-    session = Session(worker, on_event=on_event, timeout_s=timeout_s, items=items, on_ask=on_ask)
+    session = Session(worker, on_event=on_event, limits=limits, items=items, on_ask=on_ask)
     try:
-        await session.run(frame, load_timeout_s)
+        await session.run(frame)
     finally:
         await worker.end(EXIT_GRACE_S if session.ended_well else 0.0)
     return session.result()
 
 
+run = blocking(supervise)
+
+
 class Session:
-    """One job in a worker: everything that is said about it, and what it comes to."""
+    """One job in a worker: everything that is said about it, and what it comes to. The worker watches its memory."""
 
     def __init__(
         self,
         worker: WorkerProcess,
         *,
         on_event: OnEvent | None,
-        timeout_s: float | None,
+        limits: Limits,
         items: int = 0,
         on_ask: OnAsk | None = None,
     ) -> None:
         self._worker = worker
         self._on_event = on_event
-        self._timeout_s = timeout_s
+        self._limits = limits
         self._progress: dict[str, Any] | None = None
         self._step_started = False
         self._items = items
@@ -140,19 +128,19 @@ class Session:
         """Whether the worker ended before it said anything about the job."""
         return not (self._last or self._problem or self._progress or self._step_started)
 
-    async def run(self, frame: bytes, load_timeout_s: float) -> None:
+    async def run(self, frame: bytes) -> None:
         """Send the job and follow it to its last frame, its death or the end of its time. The worker is left as it is.
 
         Raises what ``on_event`` and ``on_ask`` raise.
         """
         try:
-            async with asyncio.timeout(load_timeout_s) as clock:
+            async with asyncio.timeout(self._limits.load_timeout_s) as clock:
                 await self._worker.send(frame)
                 await self._converse(clock)
         except TimeoutError:
             if not clock.expired():
                 raise
-            self._problem = self._budget_spent(load_timeout_s)
+            self._problem = self._budget_spent()
             await self._worker.ask_stack()
         except protocol.ProtocolError as error:
             self._problem = error
@@ -212,8 +200,8 @@ class Session:
 
     def _restart(self, clock: asyncio.Timeout) -> None:
         """From now on the steps have their time."""
-        now = asyncio.get_running_loop().time()
-        clock.reschedule(None if self._timeout_s is None else now + self._timeout_s)
+        now, timeout_s = asyncio.get_running_loop().time(), self._limits.timeout_s
+        clock.reschedule(None if timeout_s is None else now + timeout_s)
 
     def _tell(self, event: dict[str, Any]) -> None:
         if self._on_event is not None:
@@ -240,15 +228,16 @@ class Session:
             state_isolation(report, guard)
         return Result(report=report, error=error, guard=guard, progress=self._progress, step_started=self._step_started)
 
-    def _budget_spent(self, load_timeout_s: float) -> BudgetSpent:
+    def _budget_spent(self) -> BudgetSpent:
         reached = describe_progress(self._progress)
         if self._step_started:
             return BudgetSpent(
-                f"the replayed steps took longer than {self._timeout_s:g} s; ended {reached}",
+                f"the replayed steps took longer than {self._limits.timeout_s:g} s; ended {reached}",
                 remedy="raise --timeout, or replay less with --scope request",
             )
         return BudgetSpent(
-            f"loading took longer than {load_timeout_s:g} s; ended {reached}", remedy="raise --load-timeout"
+            f"loading took longer than {self._limits.load_timeout_s:g} s; ended {reached}",
+            remedy="raise --load-timeout",
         )
 
     def _death(self) -> WorkerDied:

@@ -18,9 +18,10 @@ from typing import Any
 
 from replay.isolate import protocol
 from replay.isolate.driver import may_use_gpu
+from replay.isolate.limits import DEFAULT_LIMITS, Limits
 from replay.isolate.process import WorkerProcess
 from replay.isolate.result import Result
-from replay.isolate.supervisor import EXIT_GRACE_S, LOAD_TIMEOUT_S, OnEvent, Session
+from replay.isolate.supervisor import EXIT_GRACE_S, OnEvent, Session
 from replay.isolate.warm_job import WARM_FUNCTION
 
 IDLE_S = 600.0
@@ -32,10 +33,12 @@ _SETTINGS_OF_THE_MODEL = "model."
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """What a worker is started for and cannot change: room for a GPU's driver, and the folder that it may read."""
+    """What a worker is started for and cannot change: room for a GPU's driver, the folder that it may read, and the
+    most memory that it may hold."""
 
     gpu: bool
     folder: str
+    memory_bytes: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,12 +51,13 @@ class _Wish:
     dump: str
 
     @classmethod
-    def of(cls, job: Mapping[str, Any]) -> _Wish:
+    def of(cls, job: Mapping[str, Any], limits: Limits) -> _Wish:
         said = {name: job.get(name) for name in _OF_THE_MODEL}
         said |= {key: value for key, value in (job.get("set") or {}).items() if key.startswith(_SETTINGS_OF_THE_MODEL)}
         model = json.dumps(said, sort_keys=True, default=str)
         path = str(job["dump"])
-        return cls(place=_Place(may_use_gpu(job), str(Path(path).parent)), model=model, dump=f"{path} {model}")
+        place = _Place(may_use_gpu(job), str(Path(path).parent), limits.memory_bytes)
+        return cls(place=place, model=model, dump=f"{path} {model}")
 
 
 @dataclass(slots=True, eq=False)
@@ -70,20 +74,18 @@ class WarmWorkers:
     """At most ``at_most`` workers, busy or idle. Belongs to one event loop.
 
     A worker is ended after ``idle_s`` without a job, after ``max_jobs`` jobs, and after any job that did not end with a
-    report. ``memory_limit`` (bytes; None: a share of the machine) is watched as long as it lives.
+    report. Its memory is watched as long as it lives.
     """
 
     def __init__(
         self,
         *,
         at_most: int,
-        memory_limit: int | None = None,
         idle_s: float = IDLE_S,
         max_jobs: int = MAX_JOBS,
         job_function: str = WARM_FUNCTION,
     ) -> None:
         self._at_most = at_most
-        self._memory_limit = memory_limit
         self._idle_s = idle_s
         self._max_jobs = max_jobs
         self._job_function = job_function
@@ -94,23 +96,18 @@ class WarmWorkers:
         self._led_to: dict[str, str] = {}
 
     async def run(
-        self,
-        job: Mapping[str, Any],
-        *,
-        on_event: OnEvent | None = None,
-        load_timeout_s: float = LOAD_TIMEOUT_S,
-        timeout_s: float | None = None,
+        self, job: Mapping[str, Any], *, on_event: OnEvent | None = None, limits: Limits = DEFAULT_LIMITS
     ) -> Result:
         """As `supervise`, in a worker that may have run other jobs. Cancelling ends the worker."""
         frame = protocol.encode(job)
-        wish = _Wish.of(job)
+        wish = _Wish.of(job, limits)
         self._busy += 1
         try:
             while True:
                 worker = await self._take(wish)
-                session, kept = Session(worker.process, on_event=on_event, timeout_s=timeout_s), False
+                session, kept = Session(worker.process, on_event=on_event, limits=limits), False
                 try:
-                    await session.run(frame, load_timeout_s)
+                    await session.run(frame)
                     worker.jobs += 1
                     kept = self._may_stay(worker, session)
                 finally:
@@ -152,7 +149,7 @@ class WarmWorkers:
             await self._retire(self._idle[0])
         process = await WorkerProcess.start(
             self._job_function,
-            memory_limit=self._memory_limit,
+            memory_limit=wish.place.memory_bytes,
             gpu=wish.place.gpu,
             jobs=self._max_jobs,
             readable=[wish.place.folder],

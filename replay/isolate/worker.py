@@ -60,6 +60,10 @@ class Channel:
         """``listener`` hears of all that this process is refused from here on, until the job has ended."""
         self._guarded.listener = listener
 
+    def end(self, report: Mapping[str, Any]) -> None:
+        """Say how the job ended, from within it: right before its process is gone."""
+        self._emit({"event": "report", "report": dict(report), "guard": self._guarded.facts()})
+
     def ask(self, question: Mapping[str, Any]) -> dict[str, Any]:
         """The supervisor's answer to ``question``. Blocks; the budget of the job stands still meanwhile.
 

@@ -10,6 +10,7 @@ Virtual once installed
     ``asctime``, ``datetime.now``, ``date.today``, ``uuid.uuid1``), ``time.monotonic``, ``time.perf_counter``,
     ``time.clock_gettime`` with their ``_ns`` forms, and ``time.sleep``. Early-bound names too. For wall time this goes
     down to C (time-machine patches the functions themselves); of the others, module globals are found and replaced.
+    Alarms (`replay.runtime.alarms`) come as time passes; so do the timers of a virtual loop.
 Real as before
     ``time.process_time`` and ``time.thread_time``: they count the work of this process. Waiting with a timeout on
     locks, events, conditions, queues, futures, threads, subprocesses and sockets, in any thread: such a wait takes real
@@ -104,6 +105,8 @@ class VirtualClock:
             if not 0 <= at + offset < LATEST_WALL_NS:
                 raise ClockOutOfRange(f"the wall clock stands at {at + offset} ns since 1970, at monotonic {at} ns")
         self._now_ns = self.started_ns
+        self.alarm_ns: int | None = None  # when the program wants a signal, and who raises it then
+        self.ring: Callable[[], None] = _nothing
         self._lock = threading.Lock()
         self._holds: Counter[int] = Counter()
         self._owner = threading.get_ident()
@@ -130,11 +133,19 @@ class VirtualClock:
         """Let ``ns`` nanoseconds pass. Raises ValueError if negative."""
         if ns < 0:
             raise ValueError(f"time does not go back: advance({ns})")
+        if self.alarm_ns is not None:
+            self.advance_to(self._now_ns + ns)
+            return
         with self._lock:
             self._now_ns += ns
 
     def advance_to(self, monotonic_ns: int) -> None:
-        """Let time pass until ``monotonic_ns``; nothing happens if that is over."""
+        """Let time pass until ``monotonic_ns``; nothing happens if that is over. An alarm on the way comes at its time,
+        and what its handler raises is raised here."""
+        while self.in_its_thread and (due := self.alarm_ns) is not None and due <= monotonic_ns:
+            with self._lock:
+                self._now_ns = max(self._now_ns, due)
+            self.ring()
         with self._lock:
             self._now_ns = max(self._now_ns, monotonic_ns)
 
@@ -263,6 +274,10 @@ class VirtualClock:
 
 _installed: list[VirtualClock] = []
 """At most one."""
+
+
+def _nothing() -> None:
+    """No alarm is played."""
 
 
 def _really_waits(module_name: str) -> bool:

@@ -29,6 +29,7 @@ from types import ModuleType
 from typing import Any
 
 from dumps.random_state import SIZE, TwisterState
+from dumps.record.seams.entropy import name_temporary_files_anew
 from dumps.record.seams.late import when_imported
 from dumps.record.seams.rebind import StandIn, rebind
 from dumps.schema import state_pb2 as pb
@@ -132,6 +133,7 @@ class Entropy:
                 real_seed(generator, a, version)
 
         random.Random.seed = seed  # type: ignore[method-assign,assignment]
+        name_temporary_files_anew()
         replacements = {getattr(os, name): getattr(self, f"_{name}") for name in ("urandom", "getrandom")}
         stand_ins: dict[Any, Any] = {real: StandIn(real, function) for real, function in replacements.items()}
         stand_ins[uuid.uuid1] = StandIn(uuid.uuid1, self._uuid1(uuid.uuid1))
@@ -150,6 +152,7 @@ class Entropy:
             undo_names()
             random.Random.seed = real_seed  # type: ignore[method-assign]
             random.setstate(random_before)
+            name_temporary_files_anew()
 
         return undo
 

@@ -5,27 +5,30 @@
         main()                                  # its clock, network, files, entropy and tools are the recorded ones
     print(*env.findings(), sep="\\n")
 
-Each part also works alone: ``env.clock``, ``env.entropy``, ``env.network``, ``env.files``, ``env.syscalls``,
-``env.fds``, ``env.tools``, ``env.context``, ``env.stacks``, ``env.kv``. What is faked is faked at the Python boundary,
-for the clients that `replay.runtime.network` names; keeping everything else from happening is the guard's work
-(`replay.isolate.guard`), which is in force where `pplx-replay run` runs a program, and not here.
+Each part also works alone: ``env.clock``, ``env.alarms``, ``env.process``, ``env.entropy``, ``env.network``,
+``env.files``, ``env.syscalls``, ``env.fds``, ``env.tools``, ``env.context``, ``env.stacks``, ``env.kv``.
+What is faked is faked at the Python boundary, for the clients that `replay.runtime.network` names; keeping everything
+else from happening is the guard's work (`replay.isolate.guard`), which is in force where `pplx-replay run` runs a
+program, and not here.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
+from dumps.record.program_state import MAX_VARIABLES
 from dumps.record.seams import current
 from dumps.record.seams.log import inbound, task_name
 from dumps.schema import state_pb2 as pb
 from dumps.schema.reader import open_dump
-from replay.runtime import loop, native_files
+from replay.runtime import databases, loop, native_files, other_processes, variables
+from replay.runtime.alarms import Alarms
 from replay.runtime.clock import VirtualClock
 from replay.runtime.context import RecordedContext
 from replay.runtime.entropy import Entropy
@@ -36,7 +39,9 @@ from replay.runtime.kv import KvView
 from replay.runtime.network import aiohttp_peer, http_client_peer, httpcore_peer
 from replay.runtime.network.model import ModelAnswers
 from replay.runtime.network.network import Fork, Network
+from replay.runtime.own_process import OwnProcess
 from replay.runtime.stacks import Stacks
+from replay.runtime.standpoint import Standpoint
 from replay.runtime.syscalls import Handler, Syscalls, UnrecordedSyscall
 from replay.runtime.tools import Tools
 
@@ -64,7 +69,9 @@ class Refusal:
     ``step`` is the world step at that moment, ``left_over`` how much of the record (requests, tool calls,
     files that were read) had not been asked for yet,
     ``monotonic_ns`` the time on the program's clock. ``task`` is who got it; in a server ``within`` is the id of the
-    inbound request in whose handling, and both counts are those of that request.
+    inbound request in whose handling, and both counts are those of that request. ``standpoint`` is where the program
+    stood, known of the first refusal (in a server of each request's first) and where the record came to its end.
+    ``after_the_record``: a server was told to shut down by then.
     """
 
     error: RuntimeReplayError
@@ -73,6 +80,8 @@ class Refusal:
     monotonic_ns: int
     task: str
     within: str = ""
+    standpoint: Standpoint = field(default_factory=Standpoint)
+    after_the_record: bool = False
 
     @property
     def kind(self) -> Literal["unrecorded", "stalled", "unsupported"]:
@@ -84,6 +93,8 @@ class Refusal:
     @property
     def sentence(self) -> str:
         """What it was, in one line."""
+        if isinstance(self.error, UnrecordedFile):
+            return f"{self.error.call} of {self.error.name!r}"
         return getattr(self.error, "request", "") or str(self.error).splitlines()[0]
 
 
@@ -117,7 +128,10 @@ class Env:
         fork: Fork | None = None,
         tool_results: Mapping[str, str] | None = None,
     ) -> None:
+        self.process = OwnProcess.of(state)
+        self._variables = {one.key: one.value for one in state.program.environment} if _has_variables(state) else None
         self.clock = VirtualClock.of(state.program, state.clock_changes)
+        self.alarms = Alarms(self.clock)
         self.entropy = Entropy(draws=state.entropy, key=state.manifest.id)
         self.syscalls = Syscalls(state.syscalls)
         self.fds = DescriptorMap(state.descriptors)
@@ -140,6 +154,23 @@ class Env:
         self.syscalls.refusals = self._refusals
         self._undo: list[Callable[[], None]] = []
         self._used = False
+        self._over = False
+
+    @contextlib.contextmanager
+    def loading(self) -> Iterator[None]:
+        """While the program is imported: it sees the recorded environment variables and process, and nothing else of
+        the world is in place yet."""
+        with contextlib.ExitStack() as stack:
+            stack.callback(current.begin_replay())  # recordings that a module begins are inert
+            stack.callback(self._show_variables())
+            stack.callback(self.process.install())
+            stack.enter_context(self.process.loading())
+            yield
+
+    def _show_variables(self) -> Callable[[], None]:
+        if self._variables is None:
+            return lambda: None
+        return variables.put_in_place(self._variables, whole=len(self._variables) < MAX_VARIABLES)
 
     def mock_syscall(self, name: str, handler: Handler) -> Callable[[], None]:
         """See `Syscalls.mock_syscall`."""
@@ -162,12 +193,17 @@ class Env:
         try:
             install(current.begin_replay())
             install(current.activate(tools=self.tools, context=self.context))
+            install(self._show_variables())
+            install(self.process.install())
             for peer in _PEERS:
                 install(peer.install(self.network))
             install(self.files.install())
-            install(native_files.install(self.clock.refuse, self.files.has))
+            install(native_files.install(self.clock.refuse, self.files.has, self.files.reads))
+            install(databases.install(self.clock.refuse))
+            install(other_processes.install(self.clock.refuse))
             install(self.entropy.install())
             install(self.clock.install())
+            install(self.alarms.install())
             install(loop.install(self.clock))
         except BaseException:
             self._end()
@@ -234,6 +270,7 @@ class Env:
 
     def counts(self) -> dict[str, Any]:
         """What was recorded, asked for and left over, for a report."""
+        unrecorded = [one for one in self.refusals if one.kind == "unrecorded" and not one.after_the_record]
         return {
             "exchanges": {
                 "recorded": self.network.recorded,
@@ -241,17 +278,29 @@ class Env:
                 "left_over": len(self.network.left_over()),
             },
             "tool_calls": {"recorded": self.tools.recorded, "begun": self.tools.begun},
-            "unrecorded": sum(refusal.kind == "unrecorded" for refusal in self.refusals),
+            "unrecorded": len(unrecorded),
+            "unrecorded_requests": sum(isinstance(refusal.error, UnrecordedRequest) for refusal in unrecorded),
         }
+
+    def end_of_the_record(self) -> None:
+        """A server is about to be told to shut down, which it was not when the dump was made."""
+        self._over = True
 
     def findings(self) -> list[Finding]:
         """What differed, first what was asked and not recorded. Final once the program has ended."""
-        found = [Finding(code=one.kind, message=one.message) for one in self.network.findings()]
+        late = [one for one in self.refusals if one.after_the_record]
+        untold = {str(one.error) for one in late} - {str(one.error) for one in self.refusals if one not in late}
+        told = [one for one in self.network.findings() if one.message not in untold]
+        found = [Finding(code=one.kind, message=one.message) for one in told]
         noted = {one.message for one in found}
         found += [
             Finding(code=refusal.kind, message=str(refusal.error), facts={"step": refusal.step})
             for refusal in self.refusals
-            if str(refusal.error) not in noted
+            if str(refusal.error) not in noted and not refusal.after_the_record
+        ]
+        found += [
+            Finding(code="after-the-record", message=f"asked during shutdown, after the record: {one.sentence}")
+            for one in late
         ]
         found += [Finding(code="tools", message=message) for message in self.tools.findings()]
         found += [Finding(code="entropy", message=message) for message in self.entropy.findings]
@@ -262,6 +311,7 @@ class Env:
 
     def _refusal(self, error: RuntimeReplayError) -> Refusal:
         within = inbound.get()
+        first = isinstance(error, _UNRECORDED) and all(one.within != within for one in self.refusals)
         return Refusal(
             error=error,
             step=self.calls_begun(within),
@@ -269,7 +319,14 @@ class Env:
             monotonic_ns=self.clock.monotonic_ns(),
             task=task_name(),
             within=within,
+            standpoint=self._standpoint(within) if first else Standpoint(),
+            after_the_record=self._over,
         )
+
+    def _standpoint(self, within: str) -> Standpoint:
+        exchanges = [one for one in self.network.under_way() if not within or one.within == within]
+        tool_calls = [one for one in self.tools.running() if not within or one.within == within]
+        return Standpoint.here(exchanges, tool_calls)
 
     def _left_over(self, error: RuntimeReplayError, within: str) -> int:
         """Files count only where a file is asked for: which ones a changed program reads tells little of its requests,
@@ -282,6 +339,11 @@ class Env:
         with contextlib.ExitStack() as stack:
             while self._undo:
                 stack.callback(self._undo.pop(0))
+
+
+def _has_variables(state: pb.RuntimeState) -> bool:
+    """Whether the dump says what the program's environment was: not every one does, and below level full no value."""
+    return bool(state.program.environment) and state.manifest.record_level == "full"
 
 
 def load_env(

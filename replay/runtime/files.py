@@ -29,7 +29,9 @@ from replay.runtime.errors import UnrecordedFile
 from replay.runtime.fds import DescriptorMap
 from replay.runtime.file_model import Clock, FileModel
 from replay.runtime.file_script import Script
+from replay.runtime.file_space import space
 from replay.runtime.open_file import OpenFile
+from replay.runtime.own_process import real_path
 from replay.runtime.raw_files import ReplayedRaw
 from replay.runtime.syscalls import Syscalls, os_error
 
@@ -102,8 +104,16 @@ class Files(FileFunctions):
             return None
         return name if self.model.knows(name) or self._data_files.is_data(name) else None
 
+    def here(self, path: Any) -> Any:
+        return real_path(path)
+
     def has(self, fd: int) -> bool:
         return self._file(fd) is not None
+
+    def reads(self, fd: int) -> bool:
+        """Whether this descriptor is open on a file of the replay to read from."""
+        played = self._file(fd)
+        return played is not None and played.readable
 
     # Descriptors
 
@@ -125,7 +135,7 @@ class Files(FileFunctions):
     def open_fd(self, path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
         name = self.name(path, dir_fd)
         if name is None:
-            fd: int = self.real["open"](path, flags, mode, dir_fd=dir_fd)
+            fd: int = self.real["open"](self.here(path), flags, mode, dir_fd=dir_fd)
             return fd
         with self.model.lock:
             played = self.model.open(name, flags, os.fspath(path))
@@ -185,6 +195,8 @@ class Files(FileFunctions):
         match call.syscall:
             case "stat" | "lstat" | "fstat" as kind:
                 return model.status(kind, name, path)
+            case "statvfs":
+                return space(model, name, path)
             case "access":
                 return model.access(name, args[0] if args else kwargs.get("mode", os.F_OK), path)
             case "listdir":

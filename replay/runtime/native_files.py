@@ -1,7 +1,7 @@
-"""Ways to a file that lead past `open` and `os`: sqlite3 and mmap read it in C.
+"""Ways to a file that lead past `open` and `os`: a map into memory, or a second descriptor, which C code reads.
 
-No recording saw what they read, so a replay would give the program whatever lies there now. They are refused for the
-program's files; a database in memory and memory without a file are its own affair.
+No recording saw what is read so, and behind a descriptor of the replay nothing lies. They are refused for the program's
+files; memory without a file is its own affair. Databases are those of `replay.runtime.databases`.
 """
 
 from __future__ import annotations
@@ -9,10 +9,8 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
-from dumps.record.seams.late import when_imported
 from dumps.record.seams.rebind import StandIn, rebind
 from replay.runtime.errors import RuntimeReplayError
 
@@ -20,7 +18,7 @@ Refuse = Callable[[RuntimeReplayError], RuntimeReplayError]
 
 
 class ReadsPastTheRecord(RuntimeReplayError):
-    """The program reads a file through C code that no recording sees: sqlite3, or mmap."""
+    """The program gets at a file through C code that no recording sees: sqlite3, mmap, a second descriptor of it."""
 
     exit_code = 20
     remedy = (
@@ -28,16 +26,15 @@ class ReadsPastTheRecord(RuntimeReplayError):
     )
 
 
-def install(refuse: Refuse, is_played: Callable[[int], bool]) -> Callable[[], None]:
+def install(refuse: Refuse, is_played: Callable[[int], bool], is_read: Callable[[int], bool]) -> Callable[[], None]:
     """Refuse them from here on; returns the way back. ``refuse`` notes each error, ``is_played`` knows the descriptors
-    of the replay."""
-    undo: list[Callable[[], None]] = [_refuse_maps(refuse, is_played)]
-    forget = when_imported("sqlite3", lambda module: undo.append(_refuse_databases(module, refuse)))
+    of the replay, ``is_read`` those among them that can be read from."""
+    undo_maps = _refuse_maps(refuse, is_played)
+    undo_copies = _refuse_copies(refuse, is_read)
 
     def uninstall() -> None:
-        forget()
-        while undo:
-            undo.pop()()
+        undo_copies()
+        undo_maps()
 
     return uninstall
 
@@ -54,19 +51,16 @@ def _refuse_maps(refuse: Refuse, is_played: Callable[[int], bool]) -> Callable[[
     return rebind({mmap.mmap: Map})
 
 
-def _refuse_databases(module: ModuleType, refuse: Refuse) -> Callable[[], None]:
-    real = module.connect
+def _refuse_copies(refuse: Refuse, is_read: Callable[[int], bool]) -> Callable[[], None]:
+    """C code that is given a file asks for one. What is only written so is lost, as it was to the recording, which has
+    the size that a later look found."""
 
-    def connect(database: Any, *args: Any, **kwargs: Any) -> Any:
-        if not _is_in_memory(database, uri=bool(kwargs.get("uri"))):
-            name = os.fsdecode(database) if isinstance(database, str | bytes | os.PathLike) else database
-            raise refuse(ReadsPastTheRecord(f"the program opens a database file: sqlite3.connect({name!r})"))
-        return real(database, *args, **kwargs)
+    def refusing(name: str, real: Callable[..., int]) -> StandIn:
+        def function(fd: int, *args: Any, **kwargs: Any) -> int:
+            if is_read(fd):
+                raise refuse(ReadsPastTheRecord(f"the program makes another descriptor of a recorded file: os.{name}"))
+            return real(fd, *args, **kwargs)
 
-    return rebind({real: StandIn(real, connect)})
+        return StandIn(real, function)
 
-
-def _is_in_memory(database: Any, *, uri: bool) -> bool:
-    if database in (":memory:", b":memory:", "", b""):
-        return True
-    return uri and isinstance(database, str) and (database.startswith("file::memory:") or "mode=memory" in database)
+    return rebind({getattr(os, name): refusing(name, getattr(os, name)) for name in ("dup", "dup2")})

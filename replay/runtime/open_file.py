@@ -23,6 +23,7 @@ class OpenFile:
     ) -> None:
         self.name, self.shown, self.session, self.content = name, shown, session, content
         self.kind = session.kind if session is not None else "folder" if flags & os.O_DIRECTORY else "file"
+        self.readable = flags & os.O_ACCMODE != os.O_WRONLY
         self._model, self._append = model, bool(flags & os.O_APPEND)
         self._handled = False  # a handler has given the content, all of it
         self.position = self._written = 0

@@ -5,7 +5,8 @@
 
 A handler is a plain function. It gets the call's arguments and the recorded call that would answer it (a `pb.Syscall`:
 args, ret, data, errno_name), None where there is none. It returns the value, raises `OSError`, or returns
-`NotImplemented` to leave it to the handler before it; the recording comes last.
+`NotImplemented` to leave it to the handler before it; the recording comes last. It runs in the recorded world as the
+program does: a real file that it needs is read before. Anything else that it raises is `HandlerBroken`.
 
 | name                   | args                    | what it may return                                           |
 |------------------------|-------------------------|--------------------------------------------------------------|
@@ -13,6 +14,7 @@ args, ret, data, errno_name), None where there is none. It returns the value, ra
 | read                   | (path, size, offset)    | the same, of a file whose open is answered                   |
 | write                  | (path, size, offset)    | int: how many bytes were written; they are not kept          |
 | stat, lstat, fstat     | (path,)                 | dict of st_mode, st_size, ..., or an `os.stat_result`        |
+| statvfs                | (path,)                 | dict of f_bsize, f_bavail, ..., or an `os.statvfs_result`    |
 | access                 | (path, mode)            | bool                                                         |
 | listdir, scandir       | (path,)                 | list of names                                                |
 | readlink               | (path,)                 | str or bytes                                                 |
@@ -53,6 +55,7 @@ _RETURNS: Final[dict[str, tuple[tuple[type, ...], str]]] = {
     "read": _BYTES,
     "write": ((int,), "an int, how many bytes were written"),
     **dict.fromkeys(("stat", "lstat", "fstat"), _STATUS),
+    "statvfs": ((dict, os.statvfs_result), "a dict of f_bsize, f_bavail, ..., or an os.statvfs_result"),
     "access": ((int,), "a bool"),
     **dict.fromkeys(("listdir", "scandir"), _NAMES),
     "readlink": ((str, bytes, os.PathLike), "a path, str or bytes"),
@@ -68,6 +71,7 @@ _ASKED_AS: Final = {
     "replace": "rename",
     "ftruncate": "truncate",
     "fdatasync": "fsync",
+    "fstatvfs": "statvfs",
 }
 
 
@@ -89,6 +93,16 @@ class WrongAnswer(RuntimeReplayError):
 
     exit_code = 2
     remedy = "To leave a call to the recording, return NotImplemented; to let it fail, raise OSError."
+
+
+class HandlerBroken(RuntimeReplayError):
+    """A handler raised what no system call raises: its own bug, and not the program's failure."""
+
+    exit_code = 2
+    remedy = (
+        "Mend the handler; to let the call fail, raise OSError. A handler runs in the recorded world, too: files that "
+        "it needs are read before."
+    )
 
 
 class DataLeftOut(RuntimeReplayError):
@@ -147,7 +161,7 @@ class Syscalls:
     def handled(self, name: str, args: tuple[Any, ...], recorded: pb.Syscall | None) -> Any:
         """The answer of the newest handler that has one, else `NotImplemented`. Raises `WrongAnswer`."""
         for handler in reversed(tuple(self._handlers.get(name, ()))):
-            result = handler(args, recorded)
+            result = self._ask_one(handler, name, args, recorded)
             if result is not NotImplemented:
                 types, wanted = _RETURNS.get(name, _ANYTHING)
                 if not isinstance(result, types):
@@ -157,6 +171,18 @@ class Syscalls:
                     raise error
                 return result
         return NotImplemented
+
+    def _ask_one(self, handler: Handler, name: str, args: tuple[Any, ...], recorded: pb.Syscall | None) -> Any:
+        try:
+            return handler(args, recorded)
+        except (OSError, RuntimeReplayError):
+            raise
+        except Exception as bug:
+            asked = f"{name}({', '.join(map(repr, args))})"
+            where = getattr(handler, "__qualname__", type(handler).__name__)
+            error = HandlerBroken(f"the handler {where} of {asked} failed: {type(bug).__name__}: {bug}")
+            self.refusals.append(error)
+            raise error from bug
 
     def _check(self, name: str) -> None:
         recorded = {one for one, _ in self._recorded}
@@ -220,12 +246,17 @@ def whole_data(call: pb.Syscall) -> bytes:
 
 def status(call: pb.Syscall) -> os.stat_result:
     """A recorded status; fields that it does not hold are 0."""
+    return make_status(fields_of(call))
+
+
+def fields_of(call: pb.Syscall) -> dict[str, int]:
+    """The numbers in a result such as "st_mode=33188 st_size=12"."""
     fields: dict[str, int] = {}
     for pair in call.ret.split():
         name, _, value = pair.partition("=")
         if value.lstrip("-").isdecimal():
             fields[name] = int(value)
-    return make_status(fields)
+    return fields
 
 
 def make_status(fields: dict[str, int]) -> os.stat_result:
@@ -238,7 +269,11 @@ def make_status(fields: dict[str, int]) -> os.stat_result:
     return os.stat_result(
         [*sequence, *(one // 1_000_000_000 for one in times)],
         {
-            **{f"st_{kind}time": one / 1e9 for kind, one in zip("amc", times, strict=True)},
+            # Rounded as CPython rounds them: a program compares them with what it kept.
+            **{
+                f"st_{kind}time": one // 1_000_000_000 + 1e-9 * (one % 1_000_000_000)
+                for kind, one in zip("amc", times, strict=True)
+            },
             **{f"st_{kind}time_ns": one for kind, one in zip("amc", times, strict=True)},
             "st_blksize": 4096,
             "st_blocks": (size + 511) // 512,

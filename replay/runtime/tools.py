@@ -17,11 +17,12 @@ from __future__ import annotations
 
 import asyncio
 import builtins
+import contextlib
 import difflib
 import json
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 from dumps.record.seams import current
@@ -80,6 +81,7 @@ class Tools:
         self._open = list(self.calls.values())
         self._results = {call_id: self._parsed(call_id, text) for call_id, text in (results or {}).items()}
         self._findings: list[str] = []
+        self._running: list[pb.ToolCall] = []
         self._lock = threading.RLock()
 
     @property
@@ -98,6 +100,11 @@ class Tools:
         """Recorded calls that have not been made, all or those of one inbound request."""
         return [call for call in self._open if _ran(call) and (not within or call.within == within)]
 
+    def running(self) -> list[pb.ToolCall]:
+        """Recorded calls that the replayed program has begun, and that have not come back."""
+        with self._lock:
+            return list(self._running)
+
     def pending(self) -> list[pb.ToolCall]:
         """Calls that had not ended when the dump was made; "partial" ones have arguments that were still arriving."""
         return [call for call in self.calls.values() if call.status in ("pending", "partial")]
@@ -115,32 +122,47 @@ class Tools:
     # What a marked function calls
 
     def call(self, tool: Tool, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        record = self._begin(tool, args, kwargs)
-        if record is not None and self._answers(tool, record):
-            delay = self._delay_ns(record)
-            if delay is None:
-                raise WaitsForEver(f"{_shown(record)} never ended while it was recorded, and has no deadline")
-            if self._clock is not None:
-                self._clock.sleep(delay / 1e9)
-            return self._outcome(record)
-        return self._compared(record, tool.function(*args, **kwargs))
-
-    async def call_async(self, tool: Tool, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        record = self._begin(tool, args, kwargs)
-        if record is not None and self._answers(tool, record):
-            async with asyncio.timeout(tool.deadline):
+        with self._begin(tool, args, kwargs) as record:
+            if record is not None and self._answers(tool, record):
                 delay = self._delay_ns(record)
                 if delay is None:
-                    await asyncio.get_running_loop().create_future()  # for ever: the loop proves the stall
-                elif self._clock is not None:
-                    await asyncio.sleep(delay / 1e9)
+                    raise WaitsForEver(f"{_shown(record)} never ended while it was recorded, and has no deadline")
+                if self._clock is not None:
+                    self._clock.sleep(delay / 1e9)
                 return self._outcome(record)
-        return self._compared(record, await tool.run_async(args, kwargs))
+            return self._compared(record, tool.function(*args, **kwargs))
+
+    async def call_async(self, tool: Tool, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        with self._begin(tool, args, kwargs) as record:
+            if record is not None and self._answers(tool, record):
+                async with asyncio.timeout(tool.deadline):
+                    delay = self._delay_ns(record)
+                    if delay is None:
+                        await asyncio.get_running_loop().create_future()  # for ever: the loop proves the stall
+                    elif self._clock is not None:
+                        await asyncio.sleep(delay / 1e9)
+                    return self._outcome(record)
+            return self._compared(record, await tool.run_async(args, kwargs))
 
     def partial(self, call_id: str, name: str, text: str, *, done: bool) -> None:
         """Nothing: what had arrived is in the dump, and what arrives now is the program's own."""
 
-    def _begin(self, tool: Tool, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> pb.ToolCall | None:
+    @contextlib.contextmanager
+    def _begin(self, tool: Tool, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[pb.ToolCall | None]:
+        """The recorded call that this one is, which runs while the block does."""
+        record = self._recorded_call(tool, args, kwargs)
+        if record is None:
+            yield None
+            return
+        with self._lock:
+            self._running.append(record)
+        try:
+            yield record
+        finally:
+            with self._lock:
+                self._running.remove(record)
+
+    def _recorded_call(self, tool: Tool, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> pb.ToolCall | None:
         call_id = take_call_id()
         arguments = to_json(tool.arguments(args, kwargs))
         with self._lock:

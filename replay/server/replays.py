@@ -13,9 +13,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from replay.isolate.limits import default_memory_limit
+from replay.isolate.limits import LOAD_TIMEOUT_S, Limits, default_memory_limit
 from replay.isolate.result import Result
-from replay.isolate.supervisor import JOB_FUNCTION, LOAD_TIMEOUT_S, OnEvent, supervise
+from replay.isolate.supervisor import JOB_FUNCTION, OnEvent, supervise
 from replay.isolate.warm import WarmWorkers
 from replay.isolate.warm_job import WARM_FUNCTION
 from replay.server.problems import problem
@@ -65,11 +65,7 @@ class Replays:
         self._memory_limit = settings.memory_limit or default_memory_limit() // settings.workers
         self._warm: WarmWorkers | None = None
         if settings.warm:
-            self._warm = WarmWorkers(
-                at_most=settings.workers,
-                memory_limit=self._memory_limit,
-                job_function=settings.job_function or WARM_FUNCTION,
-            )
+            self._warm = WarmWorkers(at_most=settings.workers, job_function=settings.job_function or WARM_FUNCTION)
         self._free = asyncio.Semaphore(settings.workers)
         self._tasks: set[asyncio.Task[Result]] = set()
         self._closing = False
@@ -123,22 +119,20 @@ class Replays:
             await self._warm.close()
 
     async def _run(self, job: Mapping[str, Any], timeout_s: float, on_event: OnEvent | None) -> Result:
+        limits = Limits(
+            load_timeout_s=self.settings.load_timeout_s,
+            timeout_s=timeout_s + GRACE_S,
+            memory_bytes=self._memory_limit,
+        )
         async with self._free:
             self.counts.running += 1
             try:
                 if self._warm is not None:
-                    return await self._warm.run(
-                        job,
-                        on_event=on_event,
-                        load_timeout_s=self.settings.load_timeout_s,
-                        timeout_s=timeout_s + GRACE_S,
-                    )
+                    return await self._warm.run(job, on_event=on_event, limits=limits)
                 return await supervise(
                     job,
                     on_event=on_event,
-                    load_timeout_s=self.settings.load_timeout_s,
-                    timeout_s=timeout_s + GRACE_S,
-                    memory_limit=self._memory_limit,
+                    limits=limits,
                     job_function=self.settings.job_function or JOB_FUNCTION,
                 )
             finally:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from replay.errors import BudgetSpent
+from replay.isolate.limits import Limits
 from replay.isolate.result import from_exception
 from replay.isolate.supervisor import supervise
 from replay.server import describe
@@ -103,8 +104,7 @@ class DumpStore:
             result = await supervise(
                 {"paths": [str(self._root / key.name) for key in keys]},
                 job_function=describe.JOB_FUNCTION,
-                load_timeout_s=DESCRIBE_TIMEOUT_S,
-                memory_limit=DESCRIBE_MEMORY,
+                limits=Limits(load_timeout_s=DESCRIBE_TIMEOUT_S, memory_bytes=DESCRIBE_MEMORY),
             )
             if result.report is not None:
                 self._described.update(zip(keys, result.report["dumps"], strict=True))

@@ -14,6 +14,7 @@ from aiohttp import web
 
 from dumps.text import printable
 from replay import openai_wire as wire
+from replay.engine.defects import Defects
 from replay.engine.detokenize import Vocabulary
 from replay.engine.schedule import EngineConfig
 from replay.openai_wire import ApiError, invalid
@@ -37,7 +38,8 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Serving:
-    """What the routes need. ``capacity`` bounds the choices in flight; the recorder has a slot for each."""
+    """What the routes need. ``capacity`` bounds the choices in flight; the recorder has a slot for each. ``defects``
+    are checks of requests that are left out."""
 
     engine: EngineThread
     encoder: PromptEncoder
@@ -45,6 +47,7 @@ class Serving:
     metrics: Metrics
     config: EngineConfig
     vocab_size: int
+    defects: Defects
     model_names: tuple[str, ...]
     fingerprint: str
     created: int
@@ -124,10 +127,13 @@ async def _generate(request: web.Request) -> web.StreamResponse:
     serving = request.app[SERVING]
     flags = parse_flags(request.headers.getall(INTERNAL_FLAGS, ()))
     body = parse_object(await _read(request))
-    call = parse_call(request.path, body, vocab_size=serving.vocab_size, flags=flags)
+    defects = serving.defects
+    call = parse_call(request.path, body, vocab_size=serving.vocab_size, flags=flags, defects=defects)
     if call.model not in serving.model_names:
         raise ApiError(404, f"The model {call.model[:128]!a} does not exist.", param="model", code="model_not_found")
-    prompts = await asyncio.to_thread(serving.encoder.prompts, call, serving.config, serving.vocab_size)
+    prompts = await asyncio.to_thread(
+        serving.encoder.prompts, call, serving.config, serving.vocab_size, defects=defects
+    )
     choices = len(prompts) * call.n
     _check_capacity(serving, choices)
     generation = Generation(

@@ -146,7 +146,7 @@ class EngineThread:
             return
         if outcome is not None:
             self._after_step(outcome)
-        elif self._session.engine.has_work:
+        elif self._session.scheduler.stuck:
             self._stalled()
 
     def _after_step(self, outcome: StepOutcome) -> None:
@@ -180,7 +180,7 @@ class EngineThread:
         self._send(updates)
 
     def _stalled(self) -> None:
-        """Nothing runs, so every block is free, and still the next request does not fit: it never will."""
+        """End the request that waits for ever, so that those behind it need not."""
         scheduler = self._session.scheduler
         request = scheduler.waiting[0]
         self._note_failure(stall_failure(request, scheduler))

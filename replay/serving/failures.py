@@ -1,10 +1,13 @@
-"""The failures that the serving side itself states. Those of a step come from the engine."""
+"""The failures that the serving side states between two steps. Those of a step come from the engine."""
 
 from __future__ import annotations
 
 from replay.engine.failure import Failure, FailureKind
 from replay.engine.live import LiveScheduler
 from replay.engine.request import Request
+from replay.engine.shortage import stall_failure
+
+__all__ = ["stall_failure", "timeout_failure"]
 
 
 def timeout_failure(request: Request, scheduler: LiveScheduler) -> Failure:
@@ -16,18 +19,4 @@ def timeout_failure(request: Request, scheduler: LiveScheduler) -> Failure:
         request_id=request.id,
         step=scheduler.next_step - 1 if scheduler.next_step else None,
         position=request.num_tokens,
-    )
-
-
-def stall_failure(request: Request, scheduler: LiveScheduler) -> Failure:
-    """A waiting request that can never be admitted, although nothing else runs."""
-    needed = -(-request.num_tokens // scheduler.config.block_size)
-    return Failure(
-        kind=FailureKind.STALL,
-        invariant="admission-possible",
-        message=f"request needs {needed} KV blocks, the whole pool has {scheduler.pool.num_blocks}",
-        request_id=request.id,
-        step=scheduler.next_step - 1 if scheduler.next_step else None,
-        position=request.num_tokens,
-        seq_len_exceeded_at=request.num_tokens,
     )

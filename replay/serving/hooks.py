@@ -166,6 +166,7 @@ class RecorderHook:
     def _facts(self, failure: Failure) -> dict[str, Any]:
         facts = asdict(failure)
         request_id = facts.pop("request_id")
+        del facts["pool"]  # the requests and steps on record say the same
         facts["kind"] = failure.kind.value
         facts["request"] = next((serial for request, serial in self._serials.items() if request.id == request_id), None)
         return {name: value for name, value in facts.items() if value is not None}

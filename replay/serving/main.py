@@ -77,7 +77,7 @@ class Server:
         self.quirks = _quirks(options)
         recover_leftovers(options.dump_dir)
         self.model = _load(self.folder, options.dtype, options.device)
-        self.config = options.engine_config(self.model.max_position_embeddings)
+        self.config = options.engine_config(self.model.max_position_embeddings, defects=defects_of(self.quirks))
         self.metrics = Metrics()
         self.encoder = PromptEncoder(self.folder)
         self.vocabulary = Vocabulary(self.encoder.tokenizer)
@@ -172,6 +172,7 @@ class Server:
             metrics=self.metrics,
             config=self.config,
             vocab_size=self.model.vocab_size,
+            defects=defects_of(self.quirks),
             model_names=(self.name,),
             fingerprint=str(
                 SystemFingerprint(

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from replay.engine.defects import NO_DEFECTS, Defects
 from replay.engine.schedule import EngineConfig, OnExhausted
 from replay.errors import UsageError
 
@@ -50,13 +51,13 @@ class ServerOptions:
         """Sequences that may be in flight, queued ones counted: each has a slot in the recorder."""
         return QUEUE_FACTOR * self.max_num_seqs
 
-    def engine_config(self, max_position_embeddings: int) -> EngineConfig:
-        """Sizes of the engine.
+    def engine_config(self, max_position_embeddings: int, *, defects: Defects = NO_DEFECTS) -> EngineConfig:
+        """Sizes of the engine. The defect ``positions_unchecked`` takes any ``max_model_len``.
 
         Raises:
             UsageError: more positions are asked for than the model has.
         """
-        if self.max_model_len > max_position_embeddings:
+        if self.max_model_len > max_position_embeddings and not defects.positions_unchecked:
             raise UsageError(
                 f"--max-model-len {self.max_model_len} is more than the model's {max_position_embeddings} positions",
                 remedy=f"Choose {max_position_embeddings} or less.",

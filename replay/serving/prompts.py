@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from tokenizers import Tokenizer
 from tokenizers.decoders import ByteLevel
 from transformers import AutoTokenizer
 
+from replay.engine.defects import NO_DEFECTS, Defects
 from replay.engine.detokenize import load_tokenizer
 from replay.engine.schedule import EngineConfig
 from replay.errors import ModelUnavailable
@@ -48,26 +50,31 @@ class PromptEncoder:
             raise invalid(f"The model's chat template refuses these messages: {error}", "messages") from None
         return str(text)
 
-    def prompts(self, call: Call, config: EngineConfig, vocab_size: int) -> list[Prompt]:
+    def prompts(
+        self, call: Call, config: EngineConfig, vocab_size: int, *, defects: Defects = NO_DEFECTS
+    ) -> list[Prompt]:
         """Token ids of every prompt of ``call``, each checked against what an engine set up so can ever hold.
+
+        The defect ``prompt_unchecked`` leaves out whether its KV pool can.
 
         Raises:
             ApiError: 400 that names the parameter.
         """
         param = "messages" if call.chat else "prompt"
         given: Sequence[str | tuple[int, ...]] = [self.render(call.messages)] if call.chat else call.prompts
+        check = partial(_check_length, config, param=param, pool=not defects.prompt_unchecked)
         prompts = []
         for prompt in given:
             if isinstance(prompt, str):
                 # Megabytes take seconds to encode, only to be refused.
-                _check_length(config, self.fewest_tokens(prompt), param, at_least=True)
+                check(self.fewest_tokens(prompt), at_least=True)
                 # A chat template writes the special tokens itself.
                 tokens, text = self.encode(prompt, add_special_tokens=not call.chat), prompt
             else:
                 tokens, text = list(prompt), None
             if not tokens:
                 raise invalid("The prompt holds no token.", param, "empty_prompt")
-            _check_length(config, len(tokens), param)
+            check(len(tokens))
             if max(tokens) >= vocab_size:
                 # A tokenizer with tokens that its model never got rows for. In the batch they would end every request.
                 raise invalid("The prompt holds a token that the model does not have.", param, "invalid_value")
@@ -82,7 +89,8 @@ class PromptEncoder:
         return len(text.encode()) // self._longest if self._longest else 0
 
 
-def _check_length(config: EngineConfig, num_tokens: int, param: str, *, at_least: bool = False) -> None:
+def _check_length(config: EngineConfig, num_tokens: int, *, param: str, pool: bool, at_least: bool = False) -> None:
+    """Raises `ApiError` for a prompt that leaves no room for an answer or, if asked, does not fit the ``pool``."""
     counted = f"at least {num_tokens}" if at_least else f"{num_tokens}"
     if num_tokens >= config.max_model_len:
         raise invalid(
@@ -92,7 +100,7 @@ def _check_length(config: EngineConfig, num_tokens: int, param: str, *, at_least
             "context_length_exceeded",
         )
     needed = -(-num_tokens // config.block_size)
-    if needed > config.num_blocks:
+    if pool and needed > config.num_blocks:
         raise invalid(
             f"The prompt has {counted} tokens and needs {needed} KV blocks; the server has {config.num_blocks}.",
             param,

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+from replay.engine.defects import NO_DEFECTS, Defects
 from replay.engine.request import NO_FLAGS, InternalFlags, SamplingParams
 from replay.openai_wire import CHAT, COMPLETIONS, ApiError, invalid
 from replay.serving.fields import Fields, as_number, as_text, wrong_type
@@ -20,6 +21,8 @@ MAX_STOP_TOKENS = 256
 MAX_LOGIT_BIAS = 1024
 MAX_MAX_TOKENS = 2**31 - 1
 """Far above any context, with which an answer ends at the latest: nothing is allocated by this number."""
+MAX_TOKEN_IDS = 2**31
+"""Ids from here on have no place in a dump, whatever is checked."""
 COMPLETION_MAX_TOKENS = 16
 """What /v1/completions generates when the client names no limit, as in the OpenAI API."""
 
@@ -90,10 +93,18 @@ class Prompt:
     text: str | None
 
 
-def parse_call(endpoint: str, body: Mapping[str, Any], *, vocab_size: int, flags: InternalFlags = NO_FLAGS) -> Call:
+def parse_call(
+    endpoint: str,
+    body: Mapping[str, Any],
+    *,
+    vocab_size: int,
+    flags: InternalFlags = NO_FLAGS,
+    defects: Defects = NO_DEFECTS,
+) -> Call:
     """Read a body for one of the two endpoints.
 
-    A request without a seed gets a random one here, so that whatever happens to it can be drawn again.
+    A request without a seed gets a random one here, so that whatever happens to it can be drawn again. The defect
+    ``token_ids_unchecked`` takes ids beyond the vocabulary in sampling parameters.
 
     Raises:
         ApiError: 400 that names the parameter.
@@ -113,7 +124,7 @@ def parse_call(endpoint: str, body: Mapping[str, Any], *, vocab_size: int, flags
         sampling=_sampling(given, chat),
         flags=flags,
     )
-    problem = call.sampling.problem(vocab_size)
+    problem = call.sampling.problem(MAX_TOKEN_IDS if defects.token_ids_unchecked else vocab_size)
     if problem is not None:
         raise invalid(f"Invalid '{problem[0]}': {problem[1]}.", problem[0], "invalid_value")
     return call

@@ -13,7 +13,8 @@ from replay.targets.rebuild import Rebuilt
 
 def outside(rebuilt: Rebuilt, running: Sequence[Request], window: int, last: int) -> list[Request]:
     """Copies, with their whole answers, of those requests whose tokens the steps ``window .. last`` will not all
-    draw. ``running`` are those whose KV is computed up to the window anyway, and with it their tokens so far."""
+    draw. ``running`` are those whose KV is computed up to the window anyway, and with it their tokens so far; but not
+    those of one that was preempted and is being computed again in chunks when the window begins."""
     copies = []
     for request in rebuilt.requests:
         output = rebuilt.outputs[request.id]
@@ -21,7 +22,8 @@ def outside(rebuilt: Rebuilt, running: Sequence[Request], window: int, last: int
             continue
         begun_in_window = not output.drawn_before and bool(output.steps) and output.steps[0] >= window
         ends_in_window = bool(output.steps) and window <= output.steps[-1] <= last
-        if not ((request in running or begun_in_window) and ends_in_window):
+        drawn_so_far = request in running and request.num_computed >= request.num_tokens - 1
+        if not ((drawn_so_far or begun_in_window) and ends_in_window):
             tokens = request.tokens[: request.num_prompt] + list(output.tokens)
             copies.append(replace(request, tokens=tokens, num_computed=0, blocks=[]))
     return copies

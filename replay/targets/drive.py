@@ -14,7 +14,9 @@ from replay.engine.quirks import code_hooks, defects_of
 from replay.engine.recorded import RecordedScheduler
 from replay.engine.request import FinishCause, Request
 from replay.engine.schedule import Executor, Sample, StepPlan, StopCheck
+from replay.engine.shortage import stall_failure
 from replay.errors import BudgetSpent
+from replay.targets.late_aborts import late_aborts
 from replay.targets.rebuild import UNKNOWN_TOKEN, Rebuilt, RebuiltOutputs, RecordedOutput
 
 Emit = Callable[[dict[str, Any]], None]
@@ -102,12 +104,14 @@ def recorded_stops(outputs: RebuiltOutputs) -> StopCheck:
 
 @dataclass(slots=True)
 class Trail:
-    """What a drive has seen so far."""
+    """What a drive has seen so far. ``ends`` has the step and the cause of each end by request id."""
 
     failures: list[Failure] = field(default_factory=list)
     steps: int = 0
     peak_used_blocks: int = 0
     exception: Exception | None = None
+    ends: dict[str, tuple[int, str]] = field(default_factory=dict)
+    findings: list[dict[str, Any]] = field(default_factory=list)
 
 
 class Drive:
@@ -137,6 +141,7 @@ class Drive:
             stop_check=stop_check,
             rederive=rederive,
             defects=defects_of(rebuilt.quirks),
+            late=rebuilt.late,
         )
         self.checks = BlockChecks(self.scheduler) if checks else None
         checking = (self.checks,) if self.checks is not None else ()
@@ -176,28 +181,25 @@ class Drive:
         self.aim(last)
         while not self.ended and not parted():
             past = self.scheduler.record_exhausted or self.scheduler.next_step > last
+            if past and self.rebuilt.stalls and self._at_a_standstill():
+                return
             if past and (request is None or request.finished):
                 return
             if self._step() is None and self.scheduler.record_exhausted:
                 self._stalled()
                 return
 
-    def _stalled(self) -> None:
-        """Nothing runs and nothing will come: what still waits then waits for ever."""
-        scheduler = self.scheduler
-        if scheduler.waiting and not self.ended:
-            head = scheduler.waiting[0]
-            need = -(-head.num_tokens // scheduler.config.block_size)
-            message = f"request {head.id} waits for {need} KV blocks of a pool of {scheduler.pool.num_blocks}"
-            self.trail.failures.append(
-                Failure(
-                    kind=FailureKind.STALL,
-                    invariant="kv-pool-too-small",
-                    message=message,
-                    request_id=head.id,
-                    step=scheduler.next_step,
-                )
-            )
+    def _at_a_standstill(self) -> bool:
+        """Whether nothing can go on at the end of the record, all who had come by then counted."""
+        self.scheduler.come_late()
+        return self._stalled()
+
+    def _stalled(self) -> bool:
+        """Note it when nothing runs and the next request fits into no state of the pool: it waits for ever."""
+        if self.ended or not self.scheduler.stuck:
+            return False
+        self.trail.failures.append(stall_failure(self.scheduler.waiting[0], self.scheduler))
+        return True
 
     @property
     def ended(self) -> bool:
@@ -213,11 +215,14 @@ class Drive:
             if self.checks is not None:
                 self.trail.failures.extend(self.checks.untold)
             self.trail.exception = error
+            self.trail.findings += late_aborts(self.scheduler.unfinished, self.trail.ends)
             return None
         self.trail.steps += outcome is not None
         self.trail.peak_used_blocks = max(self.trail.peak_used_blocks, self.scheduler.pool.num_used)
         if outcome is not None:
             self.trail.failures.extend(outcome.failures)
+            for end in outcome.finished:
+                self.trail.ends[end.request.id] = (outcome.plan.index, end.cause.value)
         done = self.scheduler.next_step - (self.rebuilt.steps[0].index if self.rebuilt.steps else 0)
         # Past the record nobody knows how long the failing request will go on.
         total = self._goal if done <= self._goal else None

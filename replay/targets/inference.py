@@ -33,6 +33,7 @@ from replay.targets import answers
 from replay.targets.cached_prefix import BlockContents, within_reach
 from replay.targets.checked import check_findings
 from replay.targets.compare import ComparedRunner, Comparison
+from replay.targets.door import door_findings
 from replay.targets.drive import Deadline, Drive, Emit, RecordedTokens, recorded_stops, shown_without_a_model
 from replay.targets.fallbacks import FallbackTrace
 from replay.targets.forward import Forward
@@ -204,7 +205,7 @@ class InferenceReplay:
         for step in self._rebuilt.steps:
             if scheduler.next_step <= step.index <= last:
                 ahead += step.arrived
-        return ahead
+        return [*ahead, *self._rebuilt.late] if self._options.beyond else ahead
 
     def _cannot_compute(self, unknown: list[str]) -> Run:
         names = ", ".join(unknown[:3]) or "a request that ran before"
@@ -298,7 +299,7 @@ class InferenceReplay:
         return self._comparison.divergence is not None
 
     def _result(self, *, window: int) -> Run:
-        missing = Reason.NONE if self._rebuilt.steps else Reason.STEPS_ABSENT
+        missing = Reason.NONE if self._rebuilt.steps or self._rebuilt.stalls else Reason.STEPS_ABSENT
         drive, scheduler = self._drive, self._drive.scheduler
         return Run(
             requests=self._rebuilt.requests,
@@ -317,6 +318,8 @@ class InferenceReplay:
             num_blocks=self._rebuilt.config.num_blocks,
             bytes_per_block=self._kv.bytes_per_block,
             findings=[
+                *door_findings(self._rebuilt.turned_away),
+                *drive.trail.findings,
                 *self._findings,
                 *kv_distortion(self._kv),
                 *self._fallbacks.findings(),

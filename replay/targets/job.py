@@ -34,6 +34,7 @@ from replay.targets.rebuild import Rebuilt, rebuild
 from replay.targets.result import Run, first_divergence
 from replay.targets.schedule import last_step, run_schedule
 from replay.targets.settings import NEEDS_MODEL, SETTINGS, Overrides, checked
+from replay.targets.standstill import is_stall, until_standstill
 from replay.targets.summary import report_of
 from replay.verdict import Decision, Evidence, Reason, Verdict, decide
 
@@ -187,7 +188,7 @@ def _refuse_program(state: pb.RuntimeState, target: str) -> None:
         entry = printable(state.program.entry, 100) or "MODULE:CALLABLE"
         raise UsageError(
             f"the dump is that of a program, and --target {target} replays an engine",
-            remedy=f"run your program in its recorded world: --target app={entry}",
+            remedy=f"run your program in its recorded world: pplx-replay run DUMP --target app={entry}",
         )
 
 
@@ -205,11 +206,15 @@ class _Job:
         rebuilt = rebuild(self._dump.state, self._options.overrides)
         if self._options.scope == "request":
             rebuilt = only_request(rebuilt, self._own)
+        elif self._own is not None and is_stall(self._own):
+            rebuilt = until_standstill(rebuilt, self._dump.state, self._own)
         run = self._run(rebuilt)
         if self._modified and self._draws_answers(run):
             run.answers = answers_changed(run.requests, run.outputs)
         if not self._modified and self._options.schedule == "recorded":
-            run.divergence = first_divergence(run.divergence, run.difference, before=last_step(rebuilt, self._own))
+            # A standstill comes after its step, any other failure in it.
+            before = last_step(rebuilt, self._own) + rebuilt.stalls
+            run.divergence = first_divergence(run.divergence, run.difference, before=before)
         evidence = Evidence(
             seen=[Signature.of(failure) for failure in run.failures],
             divergence=run.divergence,
@@ -247,6 +252,8 @@ class _Job:
     def _beyond_record(self, rebuilt: Rebuilt) -> Reason:
         """Whether the steps that were kept end before the failure, or begin after it."""
         step = self._own.location.step if self._own else None
+        if is_stall(self._own) and self._options.scope == "engine":
+            return Reason.NONE if rebuilt.stalls else Reason.STEPS_ABSENT
         if step is None or self._options.scope == "request" or not rebuilt.steps:
             return Reason.NONE
         # A death shows in no step and names the one to come.

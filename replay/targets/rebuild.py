@@ -7,7 +7,8 @@ A request starts with the tokens it had before the first recorded step. What it 
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from dumps.errors import InvalidState, LimitExceeded
 from dumps.prefix_hash import CachedBlock
@@ -19,6 +20,7 @@ from replay.engine.request import FinishCause, FinishReason, InternalFlags, Requ
 from replay.engine.schedule import Chunk, EngineConfig, Exhausted, Finish, OnExhausted, Outcome, PrefixHit
 from replay.errors import UsageError
 from replay.targets.admit import REMEDY, check_sizes
+from replay.targets.door import checked_config, turned_away
 from replay.targets.quirks import quirks_in_force
 from replay.targets.settings import Overrides
 
@@ -52,7 +54,11 @@ RebuiltOutputs = dict[str, RecordedOutput]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rebuilt:
-    """Everything a target needs, fresh for one run: the engine changes the requests."""
+    """Everything a target needs, fresh for one run: the engine changes the requests.
+
+    ``turned_away`` says by id which of the requests do not come, and why. ``stalls`` says that the record ends because
+    nothing could go on; ``late`` are the requests that had come by then, after the last step.
+    """
 
     config: EngineConfig
     requests: tuple[Request, ...]
@@ -62,6 +68,9 @@ class Rebuilt:
     eos_token_ids: tuple[int, ...]
     bytes_per_block: int
     quirks: tuple[Quirk, ...] = ()
+    turned_away: Mapping[str, str] = field(default_factory=dict)
+    late: tuple[Request, ...] = ()
+    stalls: bool = False
 
     @property
     def has_tokens(self) -> bool:
@@ -87,7 +96,7 @@ def rebuild(state: pb.RuntimeState, overrides: Overrides) -> Rebuilt:
 
 
 def _rebuild(state: pb.RuntimeState, overrides: Overrides) -> Rebuilt:
-    config = overrides.config(_config(state))
+    config = checked_config(overrides.config(_config(state)), state, overrides.quirks_off)
     longest = max((r.num_prompt_tokens + r.num_output_tokens for r in state.requests), default=0)
     try:
         check_sizes(num_blocks=config.num_blocks, block_size=config.block_size, longest=longest)
@@ -102,6 +111,7 @@ def _rebuild(state: pb.RuntimeState, overrides: Overrides) -> Rebuilt:
         request, output = _request(state, index, recorded, samples, overrides)
         requests.append(request)
         outputs[request.id] = output
+    turned = turned_away(requests, config, state, overrides.quirks_off)
     start = _start(state, requests, config, overrides)
     model = state.model
     kv = state.kv
@@ -113,7 +123,8 @@ def _rebuild(state: pb.RuntimeState, overrides: Overrides) -> Rebuilt:
         config=config,
         requests=tuple(requests),
         outputs=outputs,
-        steps=tuple(_step(step, requests) for step in state.steps),
+        steps=tuple(_step(step, requests, turned) for step in state.steps),
+        turned_away=turned,
         start=start,
         eos_token_ids=tuple(model.eos_token_ids),
         quirks=quirks_in_force(state, overrides.quirks_off),
@@ -271,14 +282,14 @@ def _blocks(data: bytes) -> tuple[int, ...]:
     return tuple(from_le32(data)) if data else ()  # most chunks need no block
 
 
-def _step(step: pb.Step, requests: list[Request]) -> RecordedStep:
+def _step(step: pb.Step, requests: list[Request], turned: Mapping[str, str]) -> RecordedStep:
     def finish(entry: pb.Finished) -> Finish:
         return Finish(requests[entry.request], FinishReason(entry.reason), FinishCause(entry.cause))
 
     return RecordedStep(
         index=step.index,
         chunks=tuple(Chunk(requests[c.request], c.start, c.num_tokens, _blocks(c.new_blocks)) for c in step.scheduled),
-        arrived=tuple(requests[i] for i in step.arrived),
+        arrived=tuple(requests[i] for i in step.arrived if requests[i].id not in turned),
         aborted=tuple(finish(entry) for entry in step.aborted),
         admitted=tuple(requests[i] for i in step.admitted),
         exhausted=tuple(

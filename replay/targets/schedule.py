@@ -9,11 +9,12 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from replay.engine.failure import Failure
+from replay.engine.failure import Failure, FailureKind
 from replay.engine.request import Request
 from replay.report import finding
 from replay.signature import Signature
 from replay.targets.checked import check_findings
+from replay.targets.door import door_findings
 from replay.targets.drive import Deadline, Drive, Emit, RecordedTokens, recorded_stops, shown_without_a_model
 from replay.targets.rebuild import Rebuilt
 from replay.targets.result import Run
@@ -50,9 +51,9 @@ def run_schedule(
     deadline.start()
     began = time.perf_counter()
     drive.run_out(last_step(rebuilt, failure), failing_request(rebuilt, failure) if beyond else None)
-    missing = Reason.NONE if rebuilt.steps else Reason.STEPS_ABSENT
+    missing = Reason.NONE if rebuilt.steps or rebuilt.stalls else Reason.STEPS_ABSENT
     failures, guessed = _split(shown_without_a_model(drive.trail.failures), tokens.guessed_from)
-    findings = []
+    findings = door_findings(rebuilt.turned_away) + drive.trail.findings
     if tokens.guessed_from is not None:
         findings.append(_guess(tokens.guessed_from, guessed))
     findings += check_findings(drive.checks, failures)
@@ -81,16 +82,19 @@ def _split(failures: list[Failure], guessed_from: int | None) -> tuple[list[Fail
     """Failures that recorded lengths lead to, and those that rest on a guess of how far requests go on."""
     if guessed_from is None:
         return failures, []
-    known = [failure for failure in failures if failure.step is not None and failure.step <= guessed_from]
+    known = [failure for failure in failures if failure.step is None or failure.step <= guessed_from]
     return known, [failure for failure in failures if failure not in known]
 
 
 def _undrawn(rebuilt: Rebuilt, expected: Signature | None, failures: list[Failure], guessed_from: int | None) -> bool:
-    """Whether the failing step died with tokens drawn that are not on record, and what they led to is not seen here."""
+    """Whether the failing step died while it was computed, or with tokens drawn that are not on record, and what that
+    led to is not seen here."""
     if expected is None or not rebuilt.steps or rebuilt.steps[-1].completed:
         return False
     seen = any(Signature.of(failure).identity == expected.identity for failure in failures)
-    return guessed_from == rebuilt.steps[-1].index == expected.location.step and not seen
+    last = rebuilt.steps[-1]
+    computed = bool(last.chunks) and expected.identity.kind == FailureKind.EXCEPTION and not failures
+    return last.index == expected.location.step and not seen and (computed or guessed_from == last.index)
 
 
 def _guess(step: int, failures: list[Failure]) -> dict[str, Any]:
@@ -103,8 +107,10 @@ def _guess(step: int, failures: list[Failure]) -> dict[str, Any]:
 
 
 def failing_request(rebuilt: Rebuilt, failure: Signature | None) -> Request | None:
-    """The request that the failure names, if this dump has it."""
+    """The request that the failure names, if this dump has it and it comes."""
     name = failure.location.request_id if failure else None
+    if name in rebuilt.turned_away:
+        return None
     return next((request for request in rebuilt.requests if request.id == name), None)
 
 

@@ -1,4 +1,4 @@
-"""Puts a run and its verdict into the report's fixed keys."""
+"""The report of a replay in our own engine: what a run and its verdict say under the keys of every report."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from dumps.tensors import le32
 from replay.engine.failure import Failure
 from replay.engine.perplexity import perplexity
 from replay.engine.request import Request
-from replay.report import SCHEMA_VERSION, finding, finite, tool_version
+from replay.report import KV_FACTS, build_report, finding
 from replay.signature import Signature
 from replay.targets.quirks import listed
 from replay.targets.result import Run
 from replay.verdict import Decision, Verdict
 
-KV_FACTS = ("kv_cache_used_bytes", "max_kv_cache_bytes", "seq_len_exceeded_at")
+TIMINGS = ("load_s", "rebuild_s", "fast_forward_s", "step_s", "total_s")
 
 
 def report_of(
@@ -35,59 +35,46 @@ def report_of(
     repeat: Mapping[str, int],
     environment: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The JSON report. Non-finite floats are null, and ``non_finite`` lists their paths."""
     failure = _failure(run, decision.seen)
-    report: dict[str, Any] = {
-        "schema_version": SCHEMA_VERSION,
-        "tool_version": tool_version(),
-        "dump": {"id": dump.state.manifest.id, "sha256": dump.sha256},
-        "verdict": decision.verdict.value,
-        "reason_code": decision.reason.value,
-        "mode": run.mode,
-        "kernels": run.kernels,
-        "target": target,
-        "scope": scope,
-        "settings": dict(settings),
-        "signature": decision.seen.to_json() if decision.seen else None,
-        "expected_signature": expected.to_json() if expected else None,
-        "match": decision.match,
-        "divergence": run.divergence.to_json() if run.divergence else None,
-        "requests": [_request(request, run, full=full) for request in run.requests],
-        "answers": run.answers,
-        "perplexity": perplexity(value for answer in run.nll.values() for value in answer.values()),
-        "fallbacks": _fallbacks(run, full=full),
-        "kv": _kv(run, failure),
-        "failure": facts_of(failure),
-        "compared": asdict(run.counts) | {"window_steps": run.window, "fast_forwarded_tokens": run.fast_forwarded},
-        "findings": _difference(run) + _other_facts(dump.state, failure, decision) + run.findings,
-        "fidelity": fidelity(dump.state),
-        "quirks": listed(dump.state, run.quirks),
-        "repeat": dict(repeat),
-        "timings": {
-            name: round(run.timings.get(name, 0.0), 4)
-            for name in ("load_s", "rebuild_s", "fast_forward_s", "step_s", "total_s")
+    return build_report(
+        decision,
+        **of_dump(dump),
+        mode=run.mode,
+        kernels=run.kernels,
+        target=target,
+        scope=scope,
+        settings=settings,
+        expected=expected,
+        divergence=run.divergence.to_json() if run.divergence else None,
+        requests=[_request(request, run, full=full) for request in run.requests],
+        answers=run.answers,
+        perplexity=perplexity(value for answer in run.nll.values() for value in answer.values()),
+        fallbacks=_fallbacks(run, full=full),
+        kv=_kv(run, failure),
+        failure=failure,
+        own={
+            "compared": asdict(run.counts) | {"window_steps": run.window, "fast_forwarded_tokens": run.fast_forwarded}
         },
-        "environment": {**environment, **run.environment},
-    }
-    flags: list[str] = []
-    cleaned: dict[str, Any] = finite(report, "", flags)
-    return cleaned | {"non_finite": flags}
+        findings=_difference(run) + _other_facts(dump.state, failure, decision) + run.findings,
+        quirks=listed(dump.state, run.quirks),
+        repeat=repeat,
+        timings={name: run.timings.get(name, 0.0) for name in TIMINGS},
+        environment={**environment, **run.environment},
+    )
 
 
-def fidelity(state: pb.RuntimeState) -> dict[str, str]:
-    """Grade by path for everything weaker than observed, from the dump's ledger."""
+def of_dump(dump: Dump) -> dict[str, Any]:
+    """What every report says of its dump: ``dump`` names it, ``fidelity`` has from its ledger the grade of everything
+    weaker than observed, by path."""
+    weaker = (entry for entry in dump.state.ledger if entry.grade != pb.Grade.OBSERVED)
     return {
-        entry.path: pb.Grade.Name(entry.grade).lower() for entry in state.ledger if entry.grade != pb.Grade.OBSERVED
+        "dump": {"id": dump.state.manifest.id, "sha256": dump.sha256},
+        "fidelity": {entry.path: pb.Grade.Name(entry.grade).lower() for entry in weaker},
     }
 
 
 def _failure(run: Run, seen: Signature | None) -> Failure | None:
     return next((failure for failure in run.failures if seen is not None and Signature.of(failure) == seen), None)
-
-
-def facts_of(failure: Failure | None) -> dict[str, Any] | None:
-    """What is known of a failure, without what is not."""
-    return None if failure is None else {key: value for key, value in asdict(failure).items() if value is not None}
 
 
 def _other_facts(state: pb.RuntimeState, failure: Failure | None, decision: Decision) -> list[dict[str, Any]]:
@@ -113,6 +100,8 @@ def _kv(run: Run, failure: Failure | None) -> dict[str, int | None]:
     """
     used = failure.kv_cache_used_bytes if failure else None
     block = run.bytes_per_block
+    if used is None and failure is not None and failure.pool is not None and block:
+        used = (failure.pool.num_blocks - failure.pool.blocks_free) * block
     return {
         "kv_cache_used_bytes": used if used is not None else run.used_blocks * block if block else None,
         "max_kv_cache_bytes": run.num_blocks * block if block else None,

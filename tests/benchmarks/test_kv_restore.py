@@ -22,11 +22,11 @@ from replay.engine.fast_forward import fast_forward
 from replay.engine.request import SamplingParams
 from replay.engine.runner import ModelRunner
 from replay.engine.weights import load_model
-from replay.targets.drive import Deadline, Drive, RecordedTokens, recorded_stops
 from replay.targets.kv_restore import KvRestore
 from replay.targets.rebuild import rebuild
 from replay.targets.settings import Overrides
 from tests.benchmarks.rows import Row
+from tests.led import led_to
 from tests.mixing import random_tokens
 from tests.recordings import dump_now, record
 
@@ -59,17 +59,9 @@ def measure(model_folder: Path, folder: Path, *, dtype: str, quant_bits: int = 0
     model = load_model(model_folder, dtype=dtype)
     with open_dump(path) as dump:
         rebuilt = rebuild(dump.state, Overrides())
-    drive = Drive(
-        rebuilt,
-        executor=RecordedTokens(rebuilt.outputs),
-        stop_check=recorded_stops(rebuilt.outputs),
-        deadline=Deadline(None),
-        emit=lambda _: None,
-        bytes_per_block=rebuilt.bytes_per_block,
-    )
     last = rebuilt.steps[-1].index
-    drive.run_to(last)
-    (request,) = drive.scheduler.running
+    scheduler = led_to(rebuilt, last)
+    (request,) = scheduler.running
 
     def cache() -> ModelRunner:
         kv = model.kv_store(num_blocks=rebuilt.config.num_blocks, block_size=BLOCK, quant_bits=quant_bits)
@@ -81,8 +73,8 @@ def measure(model_folder: Path, folder: Path, *, dtype: str, quant_bits: int = 0
     def restore() -> None:
         with open_dump(path) as dump:
             contents = KvRestore(dump, rebuilt, restored.kv, following=True)
-            plan = contents.plan(drive.scheduler.running, at_failure=True)
-            contents.lay_over(drive.scheduler.running, restored=plan.restored, before=last, strict=True)
+            plan = contents.plan(scheduler.running, at_failure=True)
+            contents.lay_over(scheduler.running, restored=plan.restored, before=last, strict=True)
             assert (plan.restored, plan.computed) == ([request], [])
 
     def compute() -> None:

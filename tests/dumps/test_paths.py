@@ -83,3 +83,9 @@ def test_errors_name_the_nearest(path, says, remedy):
         look_up(small_state(), path)
     assert says in caught.value.message
     assert remedy in caught.value.remedy
+
+
+def test_a_field_of_a_part_is_named_with_the_part():
+    with pytest.raises(UnknownPath) as caught:
+        look_up(small_state(), "reason")
+    assert caught.value.remedy == "Did you mean manifest.reason?"

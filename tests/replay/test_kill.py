@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +15,7 @@ import pytest
 
 from dumps.schema.reader import open_dump
 from dumps.validate import validate
-from tests.servers import ServerProcess, running_server
+from tests.servers import ServerProcess, kill_under_load, running_server
 from tests.tiny import make_tiny_model
 
 CLIENTS = 6
@@ -43,19 +42,7 @@ async def load_and_kill(server: ServerProcess, steps: int) -> None:
             async with session.post(f"{server.url}/v1/chat/completions", json=body) as response:
                 await response.read()
 
-    async def counted(session: aiohttp.ClientSession) -> int:
-        async with session.get(f"{server.url}/metrics") as response:
-            match = re.search(r"^pplx_steps_total (\d+)", await response.text(), re.MULTILINE)
-        return int(match[1]) if match else 0
-
-    async with aiohttp.ClientSession() as session:
-        clients = [asyncio.create_task(client(session, number)) for number in range(CLIENTS)]
-        while await counted(session) < steps:
-            await asyncio.sleep(0.05)
-        server.kill()
-        for task in clients:
-            task.cancel()
-        await asyncio.gather(*clients, return_exceptions=True)
+    await kill_under_load(server, client, clients=CLIENTS, metric="pplx_steps_total", count=steps)
 
 
 def command(*arguments: object) -> dict[str, Any]:

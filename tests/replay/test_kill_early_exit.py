@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from pathlib import Path
 
 import aiohttp
@@ -13,7 +12,7 @@ from dumps.schema.reader import open_dump
 from dumps.trace import read_fallback
 from dumps.validate import validate
 from replay.targets.job import run_job
-from tests.servers import ServerProcess, running_server
+from tests.servers import ServerProcess, kill_under_load, running_server
 from tests.tiny import make_tiny_model
 
 FLAGS = ("early-exit=0.95,fallback-trace=on", "fallback-trace=on", "early-exit=0.5", "")
@@ -37,19 +36,7 @@ async def load_and_kill(server: ServerProcess, tokens: int) -> None:
                 assert response.status == 200
                 await response.read()
 
-    async def drawn(session: aiohttp.ClientSession) -> int:
-        async with session.get(f"{server.url}/metrics") as response:
-            match = re.search(r"^pplx_output_tokens_total (\d+)", await response.text(), re.MULTILINE)
-        return int(match[1]) if match else 0
-
-    async with aiohttp.ClientSession() as session:
-        clients = [asyncio.create_task(client(session, number)) for number in range(4)]
-        while await drawn(session) < tokens:
-            await asyncio.sleep(0.02)
-        server.kill()
-        for task in clients:
-            task.cancel()
-        await asyncio.gather(*clients, return_exceptions=True)
+    await kill_under_load(server, client, clients=4, metric="pplx_output_tokens_total", count=tokens)
 
 
 def test_flags_and_decisions_of_a_killed_server_come_back_and_are_decided_again(tmp_path: Path):

@@ -6,7 +6,8 @@ is recorded and played; everything else is there again wherever the program can 
 * source and compiled code, packages and their metadata, the interpreter's own folders, version control;
 * the system: /proc, /sys, /dev, /usr, and the files of /etc that belong to the resolver, TLS and time zones;
 * caches of models and tokenizers (Hugging Face, torch), dumps and context snapshots;
-* whatever a loader asks for: importlib, linecache, tokenize, inspect, this project itself.
+* whatever a loader asks for: importlib, linecache, tokenize, inspect, this project itself. Not what these were only
+  given to call, such as a thread's function.
 
 Patterns go before the rule: ``exclude``, then ``include``. They are shell patterns for the file's recorded name or its
 absolute path.
@@ -44,13 +45,26 @@ _GO_BETWEENS = frozenset(
         "genericpath", "posixpath", "contextlib", "functools", "_pyio",
         "dumps.record.seams.files", "dumps.record.seams.file_functions", "dumps.record.seams.file_calls",
         "dumps.record.seams.recorded_raw", "dumps.record.seams.rebind", "dumps.record.seams.opening",
-        "dumps.record.seams.listing", "replay.runtime.files", "replay.runtime.raw_files",
+        "dumps.record.seams.listing", "dumps.record.seams.numpy_files",
+        "replay.runtime.files", "replay.runtime.raw_files",
     }
 )  # fmt: skip
 _LOADERS = (
     "importlib", "importlib_metadata", "linecache", "tokenize", "inspect", "traceback", "pkgutil", "zipimport", "runpy",
     "site", "sysconfig", "pkg_resources", "ctypes", "mimetypes", "zoneinfo", "gettext", "locale", "ssl",
     "multiprocessing", "warnings", "pdb", "faulthandler", "platform", "pytest", "_pytest", "pluggy", "dumps", "replay",
+)  # fmt: skip
+# Functions that call one of the program's own, by module: what asks below them is the program, even where it handed
+# over a function of the standard library.
+_CALLERS = frozenset(
+    {
+        ("dumps.record.program", "call"),
+        ("dumps.record.seams.tools", "call"), ("dumps.record.seams.tools", "run_async"),
+        ("replay.targets.app.entry", "call"), ("replay.runtime.tools", "call"),
+        ("replay.runtime.virtual_loop", "__call__"),
+        ("multiprocessing.pool", "worker"),
+        ("multiprocessing.pool", "mapstar"), ("multiprocessing.pool", "starmapstar"),
+    }
 )  # fmt: skip
 
 
@@ -118,6 +132,8 @@ def asked_by_loader(frame: FrameType | None) -> bool:
         if frame.f_code.co_name == "_get_default_tempdir" and module == "tempfile":
             return True  # once in a process, whenever that is
         if module not in _GO_BETWEENS:
+            if (module, frame.f_code.co_name) in _CALLERS:
+                return False
             return module.split(".", 1)[0] in _LOADERS
         frame = frame.f_back
     return True

@@ -21,8 +21,10 @@ import contextlib
 import os
 import random
 import sys
+import tempfile
 import uuid
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 from dumps.random_state import SIZE, TwisterState
@@ -37,6 +39,7 @@ def install(log: WorldLog) -> Callable[[], None]:
     """Begin to note draws in ``log``; returns the function that ends it."""
     recorder = _Recorder(log)
     recorder.note_states()
+    name_temporary_files_anew()
 
     original_urandom, original_uuid1 = os.urandom, uuid.uuid1
     original_seed = random.Random.seed
@@ -82,6 +85,23 @@ def install(log: WorldLog) -> Callable[[], None]:
     return undo
 
 
+def name_temporary_files_anew() -> None:
+    """Have tempfile seed the generator of its names when it next wants one, so that this is seen, or played."""
+    if hasattr(tempfile, "_name_sequence"):
+        tempfile._name_sequence = None
+
+
+def _looks_for_the_temporary_folder(frame: FrameType | None) -> bool:
+    """tempfile does once in a process, with names of its own; a replay is told the folder."""
+    for _ in range(6):
+        if frame is None:
+            return False
+        if frame.f_code.co_name == "_get_default_tempdir":
+            return frame.f_globals.get("__name__") == "tempfile"
+        frame = frame.f_back
+    return False
+
+
 class _Recorder:
     def __init__(self, log: WorldLog) -> None:
         self._log = log
@@ -106,7 +126,7 @@ class _Recorder:
 
     def note_seeding(self, generator: random.Random) -> None:
         with contextlib.suppress(Exception):
-            if isinstance(generator, random.SystemRandom):
+            if isinstance(generator, random.SystemRandom) or _looks_for_the_temporary_folder(sys._getframe(2)):
                 return
             self.note(
                 "random.seed", TwisterState.of_random(generator.getstate()).to_bytes() if self._full else bytes(SIZE)

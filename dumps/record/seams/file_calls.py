@@ -21,6 +21,11 @@ MAX_READ = 1 * MIB
 _STAT_FIELDS = ("st_mode", "st_ino", "st_nlink", "st_uid", "st_gid", "st_size")
 _STAT_TIMES = ("st_atime_ns", "st_mtime_ns", "st_ctime_ns")
 
+SPACE_FIELDS = (
+    "f_bsize", "f_frsize", "f_blocks", "f_bfree", "f_bavail", "f_files", "f_ffree", "f_favail", "f_flag", "f_namemax",
+    "f_fsid",
+)  # fmt: skip
+
 Describe = Callable[[Any, pb.Syscall], None]
 """Writes the result of a call into its message."""
 
@@ -96,6 +101,10 @@ def _status(result: os.stat_result, call: pb.Syscall) -> None:
     call.ret = " ".join(f"{name}={getattr(result, name)}" for name in (*_STAT_FIELDS, *_STAT_TIMES))
 
 
+def _space(result: os.statvfs_result, call: pb.Syscall) -> None:
+    call.ret = " ".join(f"{name}={getattr(result, name)}" for name in SPACE_FIELDS)
+
+
 def _names(found: list[Any]) -> bytes:
     return pack(("", os.fsdecode(one)) for one in found)
 
@@ -105,6 +114,7 @@ _BY_SYSCALL = {
     "stat": PathResult(_status),
     "lstat": PathResult(_status),
     "fstat": PathResult(_status),
+    "statvfs": PathResult(_space),
     "listdir": PathResult(_counted, _names),
     "readlink": PathResult(_counted, os.fsencode),
 }

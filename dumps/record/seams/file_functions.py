@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dumps.record.seams import numpy_files
 from dumps.record.seams.opening import assemble
 from dumps.record.seams.rebind import StandIn, rebind
 
@@ -23,10 +24,17 @@ Opener = Callable[[Any, int], int]
 
 _BY_PATH = (
     "stat", "lstat", "fstat", "access", "listdir", "readlink", "mkdir", "rmdir", "remove", "unlink", "chmod", "chown",
-    "utime", "truncate", "ftruncate", "fsync", "fdatasync", "rename", "replace", "link", "symlink",
+    "utime", "truncate", "ftruncate", "fsync", "fdatasync", "rename", "replace", "link", "symlink", "statvfs",
+    "fstatvfs",
 )  # fmt: skip
 _TWO_PATHS = ("rename", "replace", "link", "symlink")
-_SYSCALLS = {"remove": "unlink", "replace": "rename", "ftruncate": "truncate", "fdatasync": "fsync"}
+_SYSCALLS = {
+    "remove": "unlink",
+    "replace": "rename",
+    "ftruncate": "truncate",
+    "fdatasync": "fsync",
+    "fstatvfs": "statvfs",
+}
 _SUPPORT_SETS = ("supports_dir_fd", "supports_effective_ids", "supports_fd", "supports_follow_symlinks")
 
 # Import goes on as it is: it is no data, and it must not wait for us.
@@ -88,7 +96,18 @@ class FileFunctions(ABC):
         functions |= more or {}
         self.real["io.open"] = io.open
         self.real |= {name: getattr(os, name) for name in functions if hasattr(os, name)}
-        return _put_in_place(self.real, {"io.open": self._open, **functions})
+        undo_functions = _put_in_place(self.real, {"io.open": self._open, **functions})
+        undo_numpy = numpy_files.install(self.has, self._has_name)
+
+        def undo() -> None:
+            undo_numpy()
+            undo_functions()
+
+        return undo
+
+    def here(self, path: Any) -> Any:
+        """The path by which this process finds a real file that the program calls ``path``."""
+        return path
 
     @abstractmethod
     def name(self, path: Any, dir_fd: int | None = None) -> str | None:
@@ -134,8 +153,11 @@ class FileFunctions(ABC):
         if function in _TWO_PATHS and args:
             other = self.name(args[0], kwargs.get("dst_dir_fd", kwargs.get("dir_fd")))
         if (name is None and other is None) or (function in _TWO_PATHS and not args):
-            return self.real[function](path, *args, **kwargs)
+            return self.real[function](self.here(path), *args, **kwargs)
         return self.by_path(PathCall(function=function, path=path, args=args, kwargs=kwargs, name=name, other=other))
+
+    def _has_name(self, path: Any) -> bool:
+        return self.name(path) is not None
 
     def _open(
         self,
@@ -151,7 +173,7 @@ class FileFunctions(ABC):
         file = file if isinstance(file, int) else os.fspath(file)  # as `open` does: ``name`` is then no Path
         name = self.name(file)
         if name is None and opener is None:
-            return self.real["io.open"](file, mode, buffering, encoding, errors, newline, closefd, opener)
+            return self.real["io.open"](self.here(file), mode, buffering, encoding, errors, newline, closefd, opener)
 
         def open_raw(raw_mode: str) -> io.RawIOBase:
             return self.open_raw(file, name, raw_mode, closefd, opener)
@@ -160,7 +182,7 @@ class FileFunctions(ABC):
 
     def _scandir(self, path: Any = ".") -> Any:
         name = self.name(path)
-        return self.real["scandir"](path) if name is None else self.scan(path, name)
+        return self.real["scandir"](self.here(path)) if name is None else self.scan(path, name)
 
     def _no_shortcut(self, function: str, first: int, second: int, *args: Any, **kwargs: Any) -> Any:
         """Copying within the kernel would pass us by. Its callers have a second way; this error sends them there."""

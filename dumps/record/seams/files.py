@@ -9,13 +9,14 @@ Each call at the boundary to the system becomes one `Syscall`; which files count
     write, pwrite                            path, size, offset, descriptor               bytes written
     lseek, truncate, fsync, close            path, ... , descriptor
     stat, lstat, fstat                       path                                         "st_mode=33188 st_size=12 ..."
+    statvfs                                  path                                         "f_bsize=4096 ..."
     listdir, scandir                         path                                         entries; data, see `listing`
     access, mkdir, rmdir, unlink, chmod, chown, utime, readlink     path, ...
     rename, link, symlink                    path, the other path
 
 Writes that follow one another and meet no error are one entry, a call that closes well is none. What goes past Python
-is not seen: mmap, databases, and extension modules that read by descriptor, such as `numpy.fromfile`. Nor are extended
-attributes, special files and `os.chdir`.
+is not seen: mmap, databases, and extension modules that read by descriptor (for numpy see `numpy_files`). Nor are
+extended attributes, special files and `os.chdir`.
 """
 
 from __future__ import annotations

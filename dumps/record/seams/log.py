@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Hashable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from dumps.record.message_text import utf8
 from dumps.record.recorder import RecordLevel
@@ -22,6 +23,8 @@ from dumps.record.seams.real_time import monotonic_ns
 from dumps.schema import state_pb2 as pb
 
 MIB = 1024 * 1024
+
+T = TypeVar("T", pb.Syscall, pb.EntropyDraw)
 
 inbound: ContextVar[str] = ContextVar("pplx_inbound", default="")
 """Id of the inbound exchange that the running task handles, or was started for."""
@@ -113,20 +116,18 @@ class WorldLog:
             return call
 
     def add_syscall(self, call: pb.Syscall) -> None:
-        self.happened()
-        with self.lock:
-            if len(self.syscalls) >= self.limits.syscalls or not self.has_room(len(call.data)):
-                self.lost["syscalls"] += 1
-                return
-            self.syscalls.append(call)
+        self._add("syscalls", self.syscalls, call, most=self.limits.syscalls)
 
     def add_entropy(self, draw: pb.EntropyDraw) -> None:
+        self._add("entropy", self.entropy, draw, most=self.limits.entropy)
+
+    def _add(self, kind: str, kept: list[T], one: T, *, most: int) -> None:
         self.happened()
         with self.lock:
-            if len(self.entropy) >= self.limits.entropy or not self.has_room(len(draw.data)):
-                self.lost["entropy"] += 1
+            if len(kept) >= most or not self.has_room(len(one.data)):
+                self.lost[kind] += 1
                 return
-            self.entropy.append(draw)
+            kept.append(one)
 
     def has_room(self, size: int) -> bool:
         """Whether ``size`` more bytes of payload fit; if so, they count from here on."""

@@ -50,7 +50,11 @@ def _swap(
     pairs: Mapping[int, tuple[Any, Any]], left_alone: frozenset[str]
 ) -> list[tuple[dict[str, Any], str, Any, Any]]:
     changed: list[tuple[dict[str, Any], str, Any, Any]] = []
+    wanted = frozenset(pairs)
     for namespace in _namespaces(left_alone):
+        # Nearly no module has any of them, and there are many modules with many names: this asks in C.
+        if wanted.isdisjoint(map(id, list(namespace.values()))):
+            continue
         for name, value in list(namespace.items()):
             pair = pairs.get(id(value))
             if pair is not None and pair[0] is value:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import bisect
-
 import h11
 
 from dumps.record.recorder import RecordLevel
+from dumps.record.seams.kept_chunks import KeptChunks
 from dumps.record.seams.log import WorldLog
 from dumps.record.secrets import LOOKBACK, BodyScrubber, HeadScrubber, Span, mask_header, masked
 from dumps.schema import state_pb2 as pb
@@ -35,7 +34,7 @@ class ResponseTap:
         self._body = BodyScrubber()
         self._body_seen = 0
         self._places: list[tuple[int, int, int]] = []  # (place in the body, place on the wire, length), the latest
-        self._starts: list[int] = []  # of the chunks
+        self._chunks = KeptChunks(exchange)
         self._last_ns: int | None = None
         self._hidden = False
         self.unreadable = ""
@@ -152,13 +151,12 @@ class ResponseTap:
             self._hide("not kept: a compressed body with a secret in it, or one that cannot be read")
         kept = b""
         if self._full and not self._hidden:
-            self._mask_before(start, spans)
+            self._chunks.mask_before(start, spans)
             if self._log.has_room(len(data)):
                 kept = masked(data, [(first - start, end - start) for first, end in spans])
             else:
                 self._log.lost["exchange_bytes"] += len(data)
-        self._starts.append(start)
-        self._exchange.chunks.add(data=kept, delay_ns=max(0, at_ns - since), size=len(data))
+        self._chunks.add(kept, start=start, size=len(data), delay_ns=at_ns - since)
 
     def _hide(self, reason: str) -> None:
         """Keep nothing of what came and comes but its sizes."""
@@ -167,19 +165,7 @@ class ResponseTap:
         self._hidden = True
         self._log.lost["hidden_bodies"] += 1
         self._exchange.error_message = reason
-        for chunk in self._exchange.chunks:
-            chunk.data = b""
-
-    def _mask_before(self, start: int, spans: list[Span]) -> None:
-        """Mask what turns out to be a secret only now, in chunks that were kept before."""
-        for first, end in spans:
-            if first >= start:
-                continue
-            for index in range(bisect.bisect_right(self._starts, first) - 1, len(self._starts)):
-                chunk, place = self._exchange.chunks[index], self._starts[index]
-                if place >= end:
-                    break
-                chunk.data = masked(chunk.data, [(first - place, end - place)])
+        self._chunks.hide()
 
 
 def shaped(value: str, *, full: bool) -> str:

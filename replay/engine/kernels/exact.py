@@ -7,33 +7,50 @@ tiles of fixed size over keys padded to fixed blocks.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch.nn import functional
 
-from replay.engine.attention import StepContext, refuse_unknown
+from replay.engine.attention import StepContext, Window
+from replay.engine.kernels.interface import attention_interface
 
 LinearFunction = Callable[[torch.Tensor], torch.Tensor]
+
+MOST_PADDED = 1.5
+"""Rows of a padded call for each row that is wanted, at most, where there is a shorter call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearForm:
     """How a linear layer is called. ``kernel``: "packed" (oneDNN, weights reordered once) or "plain" (`F.linear`).
 
-    The rows are padded to a multiple of ``tile``, and a call has at most ``most``: up to so many every multiple of the
-    tile gave a row the same bits. ``limited``: not every multiple of the step's own tile does.
+    A call has one of ``sizes`` rows, ascending: those that were tried and gave a row the same bits. ``limited``: others
+    that were tried did not.
     """
 
     kernel: str
-    tile: int = 1
-    most: int = 512
+    sizes: tuple[int, ...]
     limited: bool = False
 
     def __str__(self) -> str:
-        return f"{self.kernel}/{self.tile}-to-{self.most}" if self.limited else self.kernel
+        return f"{self.kernel}/{self.sizes[0]}-to-{self.sizes[-1]}" if self.limited else self.kernel
+
+    def calls(self, count: int) -> list[int]:
+        """The sizes of the calls in which to compute ``count`` rows; their sum is at least ``count``.
+
+        The last is padded: a few rows too many cost less than a call more, which reads all the weights again.
+        """
+        result: list[int] = []
+        while count > 0:
+            fits = bisect_left(self.sizes, count)
+            if fits == len(self.sizes) or (fits and self.sizes[fits] > MOST_PADDED * count):
+                fits -= 1
+            result.append(self.sizes[fits])
+            count -= self.sizes[fits]
+        return result
 
 
 def packing_available() -> bool:
@@ -83,52 +100,38 @@ class ExactLinear(torch.nn.Module):  # type: ignore[misc]  # torch is not type-c
         # In two dimensions, as it was proven: for a part of a longer call torch would take its kernel for batches.
         rows = hidden.reshape(-1, hidden.shape[-1])
         count = rows.shape[0]
-        if missing := -count % self.form.tile:
+        calls = self.form.calls(count)
+        if missing := sum(calls) - count:
             rows = functional.pad(rows, (0, 0, 0, missing))
-        if rows.shape[0] <= self.form.most:
+        if len(calls) == 1:
             result = self.function(rows)
         else:
-            result = torch.cat([self.function(part) for part in rows.split(self.form.most)])
+            result = torch.cat([self.function(part) for part in rows.split(calls)])
         return result[:count].view(*hidden.shape[:-1], -1)
 
 
+@attention_interface
 def exact_attention(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    scaling: float,
-    *,
-    pplx_step: StepContext,
-    sliding_window: int | None = None,
-    **others: Any,
-) -> tuple[torch.Tensor, None]:
-    """transformers' attention interface over `StepContext` tiles. Returns [1, padded rows, heads, head_dim].
-
-    Raises `UnsupportedModel` for an option that it does not compute.
-    """
-    refuse_unknown(others)
-    layer = module.layer_idx
-    pplx_step.write(layer, key, value)
+    step: StepContext, query: torch.Tensor, *, layer: int, kv_heads: int, window: Window, scale: float
+) -> torch.Tensor:
+    """In the tiles of ``step``. The rows that pad it are zero."""
     heads, dim = query.shape[1], query.shape[3]
-    kv_heads = key.shape[1]
     repeat = heads // kv_heads
     result = query.new_empty((query.shape[2], heads, dim))
-    result[pplx_step.num_rows :] = 0
-    for group in pplx_step.groups:
+    result[step.num_rows :] = 0
+    for group in step.groups:
         for kv, source, target in zip(group.stores, group.sources, group.targets, strict=True):
             kv.gather(layer, source, target)
-        mask = group.masks[sliding_window]
+        mask = group.masks[window]
         tiles, _, packed, keys = mask.shape
         tile = query[0].index_select(1, group.query_rows).view(kv_heads, repeat, tiles, group.queries, dim)
         tile = tile.permute(2, 0, 1, 3, 4).reshape(tiles, kv_heads, packed, dim)
         both = group.buffer.permute(2, 0, 3, 1, 4).expand(2, tiles, kv_heads, keys, dim)
-        part = functional.scaled_dot_product_attention(tile, both[0], both[1], attn_mask=mask, scale=scaling)
+        part = functional.scaled_dot_product_attention(tile, both[0], both[1], attn_mask=mask, scale=scale)
         part = part.view(tiles, kv_heads, repeat, group.queries, dim).permute(0, 3, 1, 2, 4)
         part = part.reshape(tiles * group.queries, heads, dim)
         result.index_copy_(0, group.rows, part.index_select(0, group.places))
-    for bulk in pplx_step.bulks:
+    for bulk in step.bulks:
         bulk.kv.gather(layer, bulk.source, bulk.target)
         rows = query[0, :, bulk.first_row :] if bulk.query_rows is None else query[0].index_select(1, bulk.query_rows)
         rows = rows.unflatten(0, (kv_heads, repeat))
@@ -138,8 +141,8 @@ def exact_attention(
         for call in bulk.calls:
             key, value = both[..., : call.keys, :]
             part = functional.scaled_dot_product_attention(
-                rows[:, :, call.first : call.stop], key, value, attn_mask=call.masks[sliding_window], scale=scaling
+                rows[:, :, call.first : call.stop], key, value, attn_mask=call.masks[window], scale=scale
             )
             real = own[call.first : call.stop]
             real.copy_(part[:, :, : real.shape[0]].permute(2, 0, 1, 3))
-    return result[None], None
+    return result[None]

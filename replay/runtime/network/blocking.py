@@ -73,6 +73,8 @@ def wait(network: Network, ns: int | None, timeout: float | None, where: str) ->
     if timeout_ns is not None and (ns is None or ns > timeout_ns):
         network.clock.advance(timeout_ns)
         raise TimeoutError("timed out")
+    while ns is None and network.clock.alarm_ns is not None:
+        network.clock.advance_to(network.clock.alarm_ns)
     if ns is None:
         raise network.refuse(WaitsForEver(f"{where}: nothing more came, and the client has no timeout"))
     network.clock.advance(ns)

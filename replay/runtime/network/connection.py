@@ -68,6 +68,7 @@ class Connection:
     handshake_failure: ConnectFailed | None = None
     asker: Asker | None = None
     _events: deque[Event] = field(default_factory=deque)
+    _taken: int = 0  # bytes of the first event
     _parser: h11.Connection = field(init=False)
     _request: h11.Request | None = None
     _body: bytearray = field(default_factory=bytearray)
@@ -96,11 +97,14 @@ class Connection:
         event = self._events[0]
         if event.kind != "data":
             return event
-        self._events.popleft()
-        if most is not None and len(event.data) > most:
-            self._events.appendleft(Event(event.due_ns, "data", event.data[most:]))
-            event = Event(event.due_ns, "data", event.data[:most])
-        return event
+        start = self._taken
+        end = len(event.data) if most is None else min(len(event.data), start + most)
+        if end < len(event.data):
+            self._taken = end  # not cut off: of an answer of many megabytes, each read would copy the rest
+        else:
+            self._events.popleft()
+            self._taken = 0
+        return event if (start, end) == (0, len(event.data)) else Event(event.due_ns, "data", event.data[start:end])
 
     def wait_ns(self, event: Event) -> int:
         """How long the program has to wait for ``event`` from now on."""
@@ -111,6 +115,10 @@ class Connection:
         """Whether a read would return at once: for an idle connection, whether its peer has ended it."""
         event = self.peek()
         return event is not None and not self.wait_ns(event)
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
 
     def close(self) -> None:
         if self._closed:

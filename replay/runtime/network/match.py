@@ -68,8 +68,8 @@ class Matcher:
 
     A request takes the exchange with its match key that comes next in the recording, among those of its own task first
     if the task has a name of its own: those that are counted ("Task-7") differ from run to run. Before that, in a
-    server, among those of the inbound request that it is made for. If no exchange has its key, it takes the next that
-    differs from it in times only, in the same order.
+    server, among those of the inbound request that it is made for. If no exchange has its key, it takes of those that
+    differ from it in times only, and come first in that order, the one whose times are nearest.
     """
 
     recorded: list[Recorded]
@@ -116,12 +116,18 @@ class Matcher:
         ``wall_ns`` is the replay's time of day. For a request that `take` finds none for.
         """
         left = (one for one in self.recorded if one.key is not None and not one.taken)
+        found: list[tuple[Recorded, list[TimeDifference]]] = []
         for one in self._in_order(left, task):
+            if found and self._rank(one, task) != self._rank(found[0][0], task):
+                break
             times = time_difference(one.request, request, now_ns=wall_ns, at_most_ns=MAX_TIME_APART_NS)
             if times is not None:
-                self._take(one)
-                return one, times
-        return None
+                found.append((one, times))
+        if not found:
+            return None
+        chosen = min(found, key=lambda pair: max(time.apart_ns for time in pair[1]))
+        self._take(chosen[0])
+        return chosen
 
     def abandon(self, method: str, url: str, task: str) -> None:
         """A request was begun and never finished; so was its recording, if there is one."""
@@ -181,12 +187,11 @@ class Matcher:
 
     def _in_order(self, candidates: Iterable[Recorded], task: str) -> list[Recorded]:
         """Those of the inbound request first, then those of the task, then as they were recorded."""
+        return sorted(candidates, key=lambda one: self._rank(one, task))
+
+    def _rank(self, one: Recorded, task: str) -> tuple[bool, bool]:
         within, own = inbound.get(), not _COUNTED_NAME.fullmatch(task)
-
-        def rank(one: Recorded) -> tuple[bool, bool]:
-            return bool(within) and one.exchange.within != within, own and one.exchange.task != task
-
-        return sorted(candidates, key=rank)
+        return bool(within) and one.exchange.within != within, own and one.exchange.task != task
 
     def _take(self, one: Recorded) -> None:
         one.taken, one.reserved, one.within = True, False, inbound.get()

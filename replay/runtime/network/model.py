@@ -33,11 +33,13 @@ class ModelAnswers(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SaidDifferently:
-    """The first place at which two answers differ: ``field`` as "choices[0].text", excerpts of both sides."""
+    """The first place at which two answers differ: ``field`` as "choices[0].text", excerpts of both sides. ``wholly``:
+    a text differs from its first letter on."""
 
     field: str
     recorded: str
     replayed: str
+    wholly: bool = False
 
 
 def asks_a_model(exchange: pb.Exchange) -> bool:
@@ -65,7 +67,8 @@ def compare_answers(recorded: pb.Exchange, replayed: pb.Exchange) -> SaidDiffere
             continue
         at = next((at for at, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
         start = max(0, at - _BEFORE)
-        return SaidDifferently(field, _excerpt(a, start), _excerpt(b, start))
+        wholly = at == 0 and bool(a and b) and field.endswith("text")
+        return SaidDifferently(field, _excerpt(a, start), _excerpt(b, start), wholly)
     return None
 
 

@@ -19,7 +19,7 @@ from replay.runtime.network import wording
 from replay.runtime.network.connection import ConnectFailed, Connection
 from replay.runtime.network.match import Matcher, Recorded
 from replay.runtime.network.model import ModelAnswers, asks_a_model, compare_answers
-from replay.runtime.network.play import Event, is_system_timeout, play
+from replay.runtime.network.play import Event, is_system_timeout, is_whole, play
 
 MAX_TOLD = 50
 """Findings of one kind that are told one by one."""
@@ -76,6 +76,7 @@ class Network:
         self._fork = fork
         self._noted: list[NetworkFinding] = []
         self._times: dict[str, tuple[int, NetworkFinding]] = {}
+        self._answered: list[tuple[pb.Exchange, Connection, int | None]] = []
         self.connected = False  # or tried to: a program may give up before it asks
 
     def connect(self, host: str, port: int, *, tls: bool | None) -> Connection:
@@ -93,18 +94,23 @@ class Network:
         in_handshake = failure is not None and failure.in_handshake and tls is None
         if failure is not None and not in_handshake:
             raise failure
-        return Connection(
+
+        def answer(exchange: pb.Exchange, *, continued: bool, asker: Asker | None) -> list[Event]:
+            return self._answer(connection, exchange, continued=continued, asker=asker)
+
+        connection = Connection(
             host=host,
             port=port,
             tls=bool(tls),
             clock=self.clock,
-            answer=self._answer,
+            answer=answer,
             refuse=self.refuse,
             abandon=lambda method, url: self._matcher.abandon(method, scrub_url(url), task_name()),
             released=lambda: _release(recorded),
             connect_ns=recorded.exchange.connect_ns if recorded is not None and not in_handshake else 0,
             handshake_failure=failure,
         )
+        return connection
 
     def refuse(self, error: RuntimeReplayError) -> RuntimeReplayError:
         """Note an error that is about to be raised into the program."""
@@ -119,6 +125,15 @@ class Network:
     def left_over(self) -> list[pb.Exchange]:
         """What was recorded and not asked, in the order of the recording."""
         return self._matcher.left_over()
+
+    def under_way(self) -> list[pb.Exchange]:
+        """Recorded exchanges that are asked, whose answers have not come to their end, and that nobody gave up."""
+        now = self.clock.monotonic_ns()
+        return [
+            exchange
+            for exchange, connection, last_ns in self._answered
+            if not connection.closed and (last_ns is None or last_ns > now)
+        ]
 
     def findings(self) -> list[NetworkFinding]:
         """What differed so far. What is left over is only final once the program has ended."""
@@ -155,7 +170,9 @@ class Network:
         for exchange in self.left_over():
             yield NetworkFinding("left-over", wording.left_over(exchange), exchange.id, tuple(exchange.call_site))
 
-    def _answer(self, exchange: pb.Exchange, *, continued: bool, asker: Asker | None) -> list[Event]:
+    def _answer(
+        self, connection: Connection, exchange: pb.Exchange, *, continued: bool, asker: Asker | None
+    ) -> list[Event]:
         """What comes back for a request whose last byte was written just now."""
         asker = asker or Asker.here()
         exchange.task = asker.task
@@ -168,10 +185,15 @@ class Network:
             self.clock.advance_to(recorded.exchange.sent_ns)
             answer = self._of_the_model(question, recorded.exchange) or recorded.exchange
         try:
-            return play(answer, from_ns=self.clock.monotonic_ns(), method=exchange.method, continued=continued)
+            events = play(answer, from_ns=self.clock.monotonic_ns(), method=exchange.method, continued=continued)
         except ResponseNotRecorded as error:
             self._noted.append(NetworkFinding("refused", str(error), answer.id, tuple(exchange.call_site)))
             raise self.refuse(error) from None
+        if recorded is not None:
+            comes_to_an_end = events and (events[-1].kind != "data" or is_whole(recorded.exchange))
+            last_ns = events[-1].due_ns if comes_to_an_end else None
+            self._answered.append((recorded.exchange, connection, last_ns))
+        return events
 
     def _recorded(self, exchange: pb.Exchange, asked: pb.Exchange) -> tuple[Recorded | None, pb.Exchange]:
         """What answers ``asked``, and what a model is to be asked: a prompt with another time has another answer."""
@@ -216,6 +238,11 @@ class Network:
             f"the model's answer to {recorded.id} {wording.request_line(recorded)} differs in {difference.field}: "
             f"{wording.RECORDED} {difference.recorded!r}, replayed inference {difference.replayed!r}"
         )
+        if difference.wholly:
+            message += (
+                ". Nothing of it is alike: other weights of that name may have answered then; --answers recorded "
+            )
+            message += "plays what was said"
         self._noted.append(NetworkFinding("model-answer", message, recorded.id, tuple(recorded.call_site)))
         return answer
 

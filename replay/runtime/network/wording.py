@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
 from dumps.exchanges.match_key import FieldDifference, TimeDifference
+from dumps.exchanges.times import apart_ns
 from dumps.schema import state_pb2 as pb
 from dumps.text import printable
 from replay.runtime.network.match import MAX_TIME_APART_NS, Nearest
@@ -10,6 +13,12 @@ from replay.runtime.network.match import MAX_TIME_APART_NS, Nearest
 RECORDED = "recorded (dump)"
 REPLAYED = "replayed (your code)"
 MAX_SHOWN = 5
+
+_NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e-?\d+)?", re.ASCII)
+_DURATION = re.compile(
+    r"(?:^|[._-])(?:ms|us|ns|s|secs?|seconds|millis|time|took|elapsed|latency|duration|delay|age|uptime)(?:$|[._-])",
+    re.IGNORECASE,
+)
 
 
 def request_line(exchange: pb.Exchange) -> str:
@@ -47,18 +56,50 @@ def unrecorded(asked: pb.Exchange, nearest: Nearest | None, times_recorded: int,
                 f"    {one.field}",
                 f"      {RECORDED}: {_side(one.one)}",
                 f"      {REPLAYED}: {_side(one.other)}",
-                *_too_far(one, wall_ns),
+                *_why(one, wall_ns),
             ]
         if len(differences) > MAX_SHOWN:
             lines.append(f"    and {len(differences) - MAX_SHOWN} more fields")
     return "\n".join(lines)
 
 
-def _too_far(difference: FieldDifference, wall_ns: int) -> list[str]:
-    apart = difference.apart_ns(wall_ns)
-    if apart is None or apart <= MAX_TIME_APART_NS:
+def _why(difference: FieldDifference, wall_ns: int) -> list[str]:
+    """What a difference may come of, where it can be told."""
+    times = difference.apart(wall_ns)
+    if times is not None and not times.within(MAX_TIME_APART_NS):
+        apart, allowed = _duration(times.ns), _duration(MAX_TIME_APART_NS)
+        return [f"      these are times {apart} apart; a match allows {allowed}"]
+    if times is not None or difference.one is None or difference.other is None:
         return []
-    return [f"      these are times {_duration(apart)} apart; a match allows {_duration(MAX_TIME_APART_NS)}"]
+    if _NUMBER.sub("0", difference.one) != _NUMBER.sub("0", difference.other):
+        return []
+    if (ns := _time_in_it(difference.one, difference.other, wall_ns)) is not None:
+        return [
+            f"      the number in it looks like a time of day, {_duration(ns)} apart; inside an id no time is matched"
+        ]
+    if not (_DURATION.search(difference.field) or _is_decimal(difference.one, difference.other)):
+        return []
+    return [
+        "      it differs in a number; computing takes no time in a replay, so durations that the program measures "
+        "differ"
+    ]
+
+
+def _is_decimal(one: str, other: str) -> bool:
+    return all(
+        "." in number
+        for pair in zip(_NUMBER.findall(one), _NUMBER.findall(other), strict=True)
+        if pair[0] != pair[1]
+        for number in pair
+    )
+
+
+def _time_in_it(one: str, other: str, wall_ns: int) -> int | None:
+    """How far apart the counts since 1970 are in which alone the two differ, in nanoseconds."""
+    pairs = [(a, b) for a, b in zip(_NUMBER.findall(one), _NUMBER.findall(other), strict=True) if a != b]
+    found = [apart_ns(a, b, now_ns=wall_ns) for a, b in pairs]
+    times = [ns for ns in found if ns is not None]
+    return max(times) if times and len(times) == len(found) else None
 
 
 def time_matched(exchange: pb.Exchange, difference: TimeDifference) -> str:

@@ -2,28 +2,34 @@
 
 The rules, in order:
 
-1. Until our first refusal the program is itself; what it did after that is our doing, too. A failure after it counts
-   only where it agrees with the recorded one in everything.
-2. What it asked for and nobody recorded lies past the failure where everything recorded had been asked for: the
-   program lived on. Asked before that, it parted from the record.
+1. Until our first refusal the program is itself; what it did after that is our doing, too. A failure after it is the
+   recorded one only where it agrees with it in everything; where it differs in how many calls were begun by then, the
+   bug is still there, and the program parted from the record.
+2. What it asked for and nobody recorded lies past the failure where everything recorded had been asked for, and was
+   over that was over then: the program lived on. Asked before that, it parted from the record. Where the program was
+   still in the functions that lead to the failing line, and has not provably passed it, that cannot be told.
 3. A recorded deadline (``recording(..., timeout=)``) is missed again where the program's own clock passed it, or where
    a stall is proven: then no time would have helped.
 4. A stall in which an answer is awaited that had not come when the record ended shows nothing but that end.
 5. What no replay can follow (a process of its own, another event loop) makes it inconclusive, unless the recorded
-   failure came back all the same. So does what the guard refused, even where the program went on without it.
+   failure came back all the same. So does what the guard refused, even where the program went on without it, and what
+   the system denied to native code, where the failure came from that.
 6. The same exception that came from another one is a different failure: a group's members are compared, and the causes
    that passed through the program's own code.
 7. A failure that reaches no caller, since it ends a thread or a task that nobody awaits, counts as in a recording.
-8. A program that asked for nothing of what was recorded and ended well may be another one: it is inconclusive.
+8. A program that asked for nothing of what was recorded and raised nothing may be another one: it is inconclusive.
+9. Leaving by `sys.exit` with a status that is not 0 is a failure, and never the recorded one.
+10. How many calls were begun by the failure is not asked where it has a frame of the program's own: a changed program
+    may make fewer. Nor are the numbers in a message; those that the recorded world holds still are told.
+11. Where no failure is recorded, what fails in the replay is told and not judged.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import Any
 
-from dumps.schema import state_pb2 as pb
 from dumps.text import printable
 from replay.divergence import Divergence
 from replay.engine.failure import Failure, FailureKind
@@ -32,86 +38,19 @@ from replay.report import finding
 from replay.runtime.env import Refusal
 from replay.runtime.loop import Stalled
 from replay.signature import Location, Signature
+from replay.targets.app.failing_line import may_still_fail
+from replay.targets.app.kept_out import kept_out
 from replay.targets.app.lost import Lost
-from replay.targets.app.origins import differing_origin
+from replay.targets.app.origins import differing_messages, differing_origin
 from replay.targets.app.outcome import Outcome, failure_of, standing_in, stopper
+from replay.targets.app.record_end import seen_before, what_was_to_end
+from replay.targets.app.sought import Conclusion, Sought, World
 from replay.verdict import Decision, Evidence, Reason, Verdict, decide
 
-
-class Clock(Protocol):
-    @property
-    def started_ns(self) -> int: ...
-
-    def monotonic_ns(self) -> int: ...
-
-
-class World(Protocol):
-    """What is asked of the world that a program ran in: an `Env`, or what one request of a server saw of it."""
-
-    @property
-    def clock(self) -> Clock: ...
-
-    @property
-    def world_step(self) -> int: ...
-
-    @property
-    def first_refusal(self) -> Refusal | None: ...
-
-    def left_over(self) -> list[pb.Exchange]: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Conclusion:
-    decision: Decision
-    failure: Failure | None = None
-    divergence: Divergence | None = None
-    findings: list[dict[str, Any]] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sought:
-    """What a replay looks for. ``state`` is the record, ``signature`` the failure; ``modified`` says that tools were
-    given results or the world was forked, ``foreign`` that the signature is not the dump's own. ``request`` is the
-    inbound one whose failure it is, in a server."""
-
-    state: pb.RuntimeState
-    signature: Signature | None
-    modified: bool = False
-    foreign: bool = False
-    tools_given: bool = False
-    request: pb.Exchange | None = None
-
-    @property
-    def step(self) -> int:
-        """The world step of the failure, 0 where it is not known."""
-        return (self.signature.location.step or 0) if self.signature is not None else 0
-
-    @property
-    def deadline_ns(self) -> int | None:
-        """Monotonic time at which a recorded deadline was over; None where the failure is not one."""
-        if self.foreign or self.signature is None or self.signature.identity.kind != FailureKind.TIMEOUT:
-            return None
-        return self.state.failures[-1].time_ns
-
-    @property
-    def failed_on_the_way(self) -> bool:
-        """Whether the recorded program went on after its failure: it ended a thread or a task, not the program."""
-        on_the_way = self.state.HasField("program") and not self.state.program.HasField("ended_ns")
-        kind = self.signature.identity.kind if self.signature is not None else ""
-        return on_the_way and kind == FailureKind.EXCEPTION and self.request is None and not self.foreign
-
-    @property
-    def was_slow(self) -> bool:
-        """Whether the failure is a timeout of the program's own, and nothing outside of it was late."""
-        if self.foreign or self.signature is None or "Timeout" not in self.signature.identity.exception_type:
-            return False
-        failed = any(one.error for one in self.state.exchanges if one.direction == "out")
-        return not (failed or self.was_waiting or any(one.status != "finished" for one in self.state.tool_calls))
-
-    @property
-    def was_waiting(self) -> bool:
-        """Whether an answer was still to come when the record ended."""
-        return any(one.direction == "out" and not one.HasField("ended_ns") for one in self.state.exchanges)
+_NO_ALARM = Refused(
+    "the recorded failure came from an alarm, and in the replay none came: computing takes no time there",
+    remedy="for a deadline on computing, check the time in the code, or look at the recorded stack instead",
+)
 
 
 def conclude(
@@ -122,20 +61,34 @@ def conclude(
     lost: Sequence[Lost] = (),
     cut: str = "",
     asked_nothing: bool = False,
+    alarm_unheard: bool = False,
 ) -> Conclusion:
     """Apply the rules above to a program that has ended. ``lost`` are its failures that reached no caller, ``cut`` is
     what the guard refused it while it was still itself. ``asked_nothing``: none of what was recorded, and there is
-    some; one that ends well so may be another program, whose health says nothing of the recorded one's."""
+    some; one that ends so without an exception may be another program, which says nothing of the recorded one.
+    ``alarm_unheard``: the recorded failure came out of an alarm's handler, and here no alarm came."""
+    found = _concluded(sought, env, outcome, lost=lost, cut=cut, asked_nothing=asked_nothing)
+    if alarm_unheard and found.decision.verdict in (Verdict.NOT_REPRODUCED, Verdict.DIFFERENT_FAILURE):
+        return _unless_reproduced(found, _NO_ALARM)
+    return found
+
+
+def _concluded(
+    sought: Sought, env: World, outcome: Outcome, *, lost: Sequence[Lost], cut: str, asked_nothing: bool
+) -> Conclusion:
     found = _of_one_origin(sought, _of_the_program(sought, env, outcome, cut), outcome.error)
-    well = outcome.ended in ("returned", "exited") and found.decision.verdict is Verdict.NOT_REPRODUCED
+    if sought.signature is None:
+        return _of_no_failure(sought, found)
+    ended = {"returned": Verdict.NOT_REPRODUCED, "exited": found.decision.verdict}.get(outcome.ended)
+    well = ended in (Verdict.NOT_REPRODUCED, Verdict.DIFFERENT_FAILURE) and found.decision.verdict is ended
     if asked_nothing and well:
         decision = replace(found.decision, verdict=Verdict.INCONCLUSIVE, reason=Reason.NOTHING_ASKED)
         found = replace(found, decision=decision)
-    if found.decision.verdict is Verdict.REPRODUCED or sought.signature is None or not lost:
+    if found.decision.verdict is Verdict.REPRODUCED or not lost:
         return found
     # When a thread or a task ends, and when that is noticed, is chance: how many calls were begun by then is not asked.
     anywhere = replace(sought, signature=replace(sought.signature, location=Location()))
-    tried = [_of_one_origin(sought, _decided(anywhere, one.failure), one.error) for one in lost]
+    tried = [_of_the_lost(sought, anywhere, one) for one in lost]
     for other in tried:
         if other.decision.verdict is Verdict.REPRODUCED:
             return other
@@ -144,18 +97,67 @@ def conclude(
     return replace(tried[0], findings=found.findings) if was_lost else found
 
 
+def _of_the_lost(sought: Sought, anywhere: Sought, lost: Lost) -> Conclusion:
+    found = _of_one_origin(sought, _decided(anywhere, lost.failure), lost.error)
+    denied = _kept_out(sought, lost.error)
+    return found if denied is None else _unless_reproduced(found, denied)
+
+
+def _kept_out(sought: Sought, error: BaseException | None) -> Refused | None:
+    """What the system denied this replay, and with it the program."""
+    what = kept_out(error, sought.state.exceptions)
+    if not what:
+        return None
+    return Refused(
+        f"the system denied the program what is not faked: {what}",
+        remedy='replay an entry that does without, or keep it behind a @tool(replay="answer"), and record',
+    )
+
+
 def _of_one_origin(sought: Sought, found: Conclusion, error: BaseException | None) -> Conclusion:
     """``found``, unless ``error`` came from something else than the recorded failure did."""
     if found.decision.verdict is not Verdict.REPRODUCED or sought.foreign or error is None:
         return found
     if found.failure is None or found.failure.kind is not FailureKind.EXCEPTION:
         return found
-    difference = differing_origin(sought.state.exceptions, error)
+    difference = _other_origin(sought, error)
     match = found.decision.match | {"identity.origin": not difference}
     if not difference:
-        return replace(found, decision=replace(found.decision, match=match))
+        other = [finding("message-differs", text) for text in differing_messages(sought.state.exceptions, error)]
+        return replace(found, decision=replace(found.decision, match=match), findings=[*other, *found.findings])
     decision = replace(found.decision, verdict=Verdict.DIFFERENT_FAILURE, match=match)
     return replace(found, decision=decision, findings=[finding("other-origin", difference), *found.findings])
+
+
+def _other_origin(sought: Sought, error: BaseException | None) -> str:
+    return differing_origin(sought.state.exceptions, error) if error is not None and not sought.foreign else ""
+
+
+def _at_any_call(sought: Sought, found: Conclusion) -> Conclusion:
+    """``found``, or that the failure came back where it differs in nothing but how many calls were begun by then."""
+    known = sought.signature is not None and sought.signature.identity.frame
+    if not known or found.decision.reason is not Reason.SAME_KIND_ELSEWHERE or found.failure is None:
+        return found
+    decision = replace(found.decision, verdict=Verdict.REPRODUCED, reason=Reason.NONE)
+    message = f"it came after {found.failure.step} calls; recorded: after {sought.step}. The program may be changed"
+    return replace(found, decision=decision, findings=[finding("calls-differ", message), *found.findings])
+
+
+def _of_no_failure(sought: Sought, found: Conclusion) -> Conclusion:
+    """There is none to look for: what failed in the replay is told and not judged."""
+    failure = found.failure
+    if failure is None or found.decision.verdict is Verdict.DIVERGED:
+        return found
+    why = "was interrupted" if sought.state.manifest.reason == "signal" else "was looked at as it ran"
+    what = failure.exception_type.rpartition(".")[2] or failure.kind.value
+    where = f" in {failure.frame}" if failure.frame else ""
+    message = (
+        f"the recorded program {why}, and no failure is recorded; its replay went on, and ended with {what}{where}"
+    )
+    decision = replace(
+        found.decision, verdict=Verdict.INCONCLUSIVE, reason=Reason.NOTHING_RECORDED, seen=Signature.of(failure)
+    )
+    return Conclusion(decision, failure, None, [finding("failed-later", message), *found.findings])
 
 
 def _of_the_program(sought: Sought, env: World, outcome: Outcome, cut: str) -> Conclusion:
@@ -176,34 +178,68 @@ def _of_the_program(sought: Sought, env: World, outcome: Outcome, cut: str) -> C
     error = first.error if first is not None else stopper(outcome.error)
     if error is not None:
         return _unless_reproduced(found, error)
-    if found.decision.verdict is Verdict.NOT_REPRODUCED and env.world_step < sought.step and not sought.tools_given:
+    if (denied := _kept_out(sought, outcome.error)) is not None:
+        return _unless_reproduced(found, denied)
+    left = found.decision.verdict is Verdict.NOT_REPRODUCED or outcome.ended == "exited"
+    if left and env.world_step < sought.step and not sought.tools_given:
         message = f"the program ended after {env.world_step} calls; the recorded one failed after {sought.step}"
         found.findings.insert(0, finding("ended-early", message))
-    return found
+    return _at_any_call(sought, found)
 
 
 def _unrecorded(sought: Sought, env: World, outcome: Outcome, first: Refusal) -> Conclusion:
+    failure = failure_of(outcome, step=env.world_step)
     # A tool that was given an answer does not ask for what it asked for then, so some of the record may be left.
     past_failure = sought.tools_given and first.step >= sought.step
     if first.left_over and not past_failure:
-        divergence = Divergence(
-            kind="request",
-            request_id=first.task,
-            step=first.step,
-            recorded="nothing of the kind",
-            replayed=first.sentence,
-        )
-        failure = failure_of(outcome, step=env.world_step)
-        seen = Signature.of(failure) if failure is not None else None
-        return Conclusion(Decision(Verdict.DIVERGED, Reason.NONE, seen), failure, divergence)
+        return _parted(first, failure)
+    if under_way := what_was_to_end(sought.state, first.standpoint):
+        message = f"everything recorded was asked, but it asked before this had ended, which it had then: {under_way}"
+        return _parted(first, failure, finding("asked-early", message))
     beyond = finding(
         "beyond-the-record",
         f"the program lived past the end of the record; what it asked next, nobody recorded: {first.sentence}",
     )
     if _is_overdue(sought, first.monotonic_ns):
         return _decided(sought, _overdue(sought, env, frame=""), [beyond])
-    found = _decided(sought, failure_of(outcome, step=env.world_step), [beyond])
-    return found if found.decision.verdict is Verdict.REPRODUCED else _decided(sought, None, [beyond])
+    found, expected = _decided(sought, failure, [beyond]), sought.signature
+    if found.decision.verdict is Verdict.REPRODUCED or expected is None:
+        return found if expected is not None else replace(_decided(sought, None, [beyond]), failure=failure)
+    again, before = found.decision.seen, seen_before(expected, first)
+    if again is not None and (again.identity != expected.identity or _other_origin(sought, outcome.error)):
+        again = None
+    if (seen := again or before) is not None:
+        when = "failed then as it did when recorded" if again else "had failed as it did when recorded"
+        message = f"it asked once more than was recorded, and {when}: the bug is still there"
+        return _parted(first, failure, finding("failed-alike", message), seen=seen)
+    stacks = first.standpoint.stacks
+    if may_still_fail(
+        sought.state, expected.identity.frame, stacks, unchanged=sought.tools_given, foreign=sought.foreign
+    ):
+        message = (
+            f"everything recorded was asked, and then what nobody recorded: {first.sentence}. Whether the failing line "
+            "had been passed by then cannot be told: the program was still in the functions that lead to it"
+        )
+        remedy = "answer it with --fork --handlers MODULE:FUNCTION, or record the program anew"
+        told = finding(Reason.BEYOND_THE_RECORD.value, message, remedy=remedy)
+        decision = Decision(Verdict.INCONCLUSIVE, Reason.BEYOND_THE_RECORD)
+        return replace(_decided(sought, None, [told]), decision=decision, failure=failure)
+    return replace(_decided(sought, None, [beyond]), failure=failure)
+
+
+def _parted(
+    first: Refusal, failure: Failure | None, *findings: dict[str, Any], seen: Signature | None = None
+) -> Conclusion:
+    divergence = Divergence(
+        kind="request",
+        request_id=first.task,
+        step=first.step,
+        recorded="nothing of the kind",
+        replayed=first.sentence,
+    )
+    if seen is None and failure is not None:
+        seen = Signature.of(failure)
+    return Conclusion(Decision(Verdict.DIVERGED, Reason.NONE, seen), failure, divergence, list(findings))
 
 
 def _stalled(sought: Sought, env: World, outcome: Outcome) -> Conclusion:
@@ -212,7 +248,7 @@ def _stalled(sought: Sought, env: World, outcome: Outcome) -> Conclusion:
     stall = finding("stalled", str(error))
     if sought.deadline_ns is not None:
         if _is_overdue(sought, env.clock.monotonic_ns()) or _is_proven(error):
-            return _decided(sought, _overdue(sought, env, frame=standing_in(error)), [stall])
+            return _at_any_call(sought, _decided(sought, _overdue(sought, env, frame=standing_in(error)), [stall]))
     elif waits := _open_at_the_end(sought, env):
         message = f"the program lived to the end of the record, and waits for what had not come then: {waits}"
         return _decided(sought, None, [finding("beyond-the-record", message), stall])
@@ -223,7 +259,7 @@ def _stalled(sought: Sought, env: World, outcome: Outcome) -> Conclusion:
         seen = Signature.of(failure) if failure is not None else None
         return replace(found, decision=replace(found.decision, seen=seen), failure=failure)
     found = _decided(sought, failure, [stall])
-    return found if _is_proven(error) else _unless_reproduced(found, None)
+    return _at_any_call(sought, found) if _is_proven(error) else _unless_reproduced(found, None)
 
 
 def _decided(sought: Sought, failure: Failure | None, findings: Sequence[dict[str, Any]] = ()) -> Conclusion:

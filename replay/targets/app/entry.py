@@ -60,7 +60,8 @@ def _imported(name: str, option: str) -> Any:
             raise UsageError(f"{option}: there is no module {name}", remedy=_how(option)) from error
         raise UsageError(
             f"{option}: {name} needs the module {error.name}, which is not installed here",
-            remedy="replay in the environment that the program runs in",
+            remedy="replay in the environment that the program runs in; where the module lies in a folder that the "
+            "program puts on sys.path itself, name that with --app-path, too",
         ) from error
     except BaseException as error:  # SystemExit too: a script without its `if __name__ == "__main__"`
         what = f": {error}" if str(error) else ""

@@ -22,8 +22,8 @@ class Outcome:
     """``value`` is what the program returned, ``error`` what left it.
 
     ``ended`` is "stalled" where it waits for what never comes, "stopped" where what left it is the mocked runtime's or
-    the guard's error, or came from one: that is no failure of the program's. As in a recording, neither is leaving by
-    `sys.exit` ("exited") or being told to end ("interrupted").
+    the guard's error, or came from one: that is no failure of the program's. Neither is being told to end
+    ("interrupted"), nor leaving by `sys.exit` ("exited") with the status 0.
 
     ``failure`` is what a request of a server failed with, where the recorder's own wrapper saw it: also a client that
     is gone, and a request that was cancelled.
@@ -52,10 +52,11 @@ def _ended(error: BaseException) -> Ended:
 
 def stopper(error: BaseException | None) -> RuntimeReplayError | Refused | None:
     """The error of ours that ``error`` is, or came from: by its causes, what it was raised in, or out of a group."""
-    return next((one for one in _family(error) if isinstance(one, RuntimeReplayError | Refused)), None)
+    return next((one for one in family(error) if isinstance(one, RuntimeReplayError | Refused)), None)
 
 
-def _family(error: BaseException | None) -> Iterator[BaseException]:
+def family(error: BaseException | None) -> Iterator[BaseException]:
+    """``error``, and what it came from: its causes, what it was raised in, the members of a group."""
     seen: set[int] = set()
     left = [error]
     while left:
@@ -72,12 +73,13 @@ def _family(error: BaseException | None) -> Iterator[BaseException]:
 def failure_of(outcome: Outcome, *, step: int) -> Failure | None:
     """The failure that a program's end is, in the terms that a recording uses. None where it is none.
 
-    ``step`` is the world step: how many outbound requests and tool calls the program had begun.
+    ``step`` is the world step: how many outbound requests and tool calls the program had begun. Leaving by `sys.exit`
+    is one where the status is not 0: whoever runs the program sees it fail.
     """
     if outcome.failure is not None:
         return replace(outcome.failure, step=step)
     error = outcome.error
-    if error is None or outcome.ended not in ("raised", "stalled"):
+    if error is None or not (outcome.ended in ("raised", "stalled") or _status(error)):
         return None
     if outcome.ended == "stalled":
         return Failure(
@@ -91,6 +93,10 @@ def failure_of(outcome: Outcome, *, step: int) -> Failure | None:
         step=step,
         frame=top_in_app_frame(raised) or "",
     )
+
+
+def _status(error: BaseException) -> bool:
+    return isinstance(error, SystemExit) and error.code not in (None, 0) and stopper(error) is None
 
 
 def standing_in(error: BaseException) -> str:

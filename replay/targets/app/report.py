@@ -7,10 +7,10 @@ from typing import Any
 
 from dumps.schema.reader import Dump
 from replay.engine.failure import Failure
-from replay.report import SCHEMA_VERSION, finite, tool_version
+from replay.report import build_report
 from replay.signature import Signature
-from replay.targets.summary import facts_of, fidelity
-from replay.verdict import Decision
+from replay.targets.summary import of_dump
+from replay.verdict import Decision, Verdict
 
 
 def app_report(
@@ -33,36 +33,18 @@ def app_report(
 
     ``world`` counts what was recorded, asked for, and left over; ``output`` is the end of what the program printed.
     """
-    report: dict[str, Any] = {
-        "schema_version": SCHEMA_VERSION,
-        "tool_version": tool_version(),
-        "dump": {"id": dump.state.manifest.id, "sha256": dump.sha256},
-        "verdict": decision.verdict.value,
-        "reason_code": decision.reason.value,
-        "mode": mode,
-        "kernels": "none",
-        "target": target,
-        "scope": "engine",
-        "settings": dict(settings),
-        "signature": decision.seen.to_json() if decision.seen else None,
-        "expected_signature": expected.to_json() if expected else None,
-        "match": decision.match,
-        "divergence": divergence,
-        "requests": [],
-        "answers": None,
-        "perplexity": None,
-        "fallbacks": None,
-        "kv": {"kv_cache_used_bytes": None, "max_kv_cache_bytes": None, "seq_len_exceeded_at": None},
-        "failure": facts_of(failure),
-        "world": dict(world),
-        "output": output,
-        "findings": findings,
-        "fidelity": fidelity(dump.state),
-        "quirks": [],
-        "repeat": {"n": 1, "reproduced": int(decision.verdict.value == "reproduced")},
-        "timings": {name: round(seconds, 4) for name, seconds in timings.items()},
-        "environment": dict(environment),
-    }
-    flags: list[str] = []
-    cleaned: dict[str, Any] = finite(report, "", flags)
-    return cleaned | {"non_finite": flags}
+    return build_report(
+        decision,
+        **of_dump(dump),
+        mode=mode,
+        target=target,
+        settings=settings,
+        expected=expected,
+        divergence=divergence,
+        failure=failure,
+        own={"world": world, "output": output},
+        findings=findings,
+        repeat={"n": 1, "reproduced": int(decision.verdict is Verdict.REPRODUCED)},
+        timings=timings,
+        environment=environment,
+    )

@@ -29,8 +29,9 @@ from replay.errors import UsageError
 from replay.report import finding
 from replay.runtime.env import Env, Refusal
 from replay.targets.app.arrival import Arrival, is_cancelled, is_upgrade
-from replay.targets.app.conclude import Conclusion, Sought, conclude
+from replay.targets.app.conclude import conclude
 from replay.targets.app.outcome import Outcome, outcome_of, stopper
+from replay.targets.app.sought import Conclusion, Sought
 from replay.targets.app.waits import until
 from replay.verdict import Reason, Verdict
 
@@ -107,6 +108,9 @@ class Witness:
     def stop(self) -> None:
         """The replay ends later."""
 
+    def stop_with_the_last(self) -> None:
+        """The same."""
+
     def failed_to_start(self, error: BaseException) -> None:
         if isinstance(error, Exception):
             self.report(Trouble(reason="exception", error=error))
@@ -164,6 +168,8 @@ class ServedReplay:
         self._make = _maker(state.program.kind, found, cancels=self._cancels)
         self._forgotten = any(LET_GO in entry.note for entry in state.ledger)
         self._ended: tuple[Outcome, Moment] | None = None
+        self.elapsed_s = 0.0
+        """Virtual seconds until the failure, or the end of the record: not those in which the server shuts down."""
         self._witness: Witness | None = None
 
     @property
@@ -185,7 +191,7 @@ class ServedReplay:
         except UsageError:  # what was named makes no application
             raise
         except BaseException as error:  # SystemExit and KeyboardInterrupt are ways in which programs end, too
-            self._end(env, outcome_of(error))
+            self.end(env, outcome_of(error))
         finally:
             for each in undo:
                 each()
@@ -201,7 +207,8 @@ class ServedReplay:
         sought = replace(sought, request=self.failing)
         moment = self._ended[1]
         found = conclude(sought, moment, outcome)
-        strayed = next((one for one in env.refusals if one.within != self._within and one.left_over), None)
+        others = (one for one in env.refusals if one.within != self._within and not one.after_the_record)
+        strayed = next((one for one in others if one.left_over), None)
         if found.decision.verdict is not Verdict.REPRODUCED and moment.first_refusal is None and strayed is not None:
             # Another request left the record, and may have changed what this one saw.
             found = conclude(sought, replace(moment, first_refusal=strayed), outcome)
@@ -228,11 +235,12 @@ class ServedReplay:
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         if asking.done():
             asking.result()
-        self._end(env, Outcome(ended="returned"))
+        self.end(env, Outcome(ended="returned"))
         witness.close()
         for wait in waits:
             wait.cancel()
         await asyncio.gather(*waits, return_exceptions=True)
+        env.end_of_the_record()
         with contextlib.suppress(TimeoutError):  # one that lives on for ever would do so on a clock that costs nothing
             async with asyncio.timeout(SHUTDOWN_S):
                 await server.stop()
@@ -252,8 +260,10 @@ class ServedReplay:
         inbound.set(exchange.id)  # for this task and those that it makes
         await server.ask(exchange, self._arrivals[exchange.id])
 
-    def _end(self, env: Env, outcome: Outcome) -> None:
+    def end(self, env: Env, outcome: Outcome) -> None:
+        """Note how it all ended, where nothing has yet."""
         if self._ended is None:
+            self.elapsed_s = env.elapsed_s
             self._ended = outcome, Moment.of(env, self._within)
 
     def _report(self, trouble: Trouble) -> None:

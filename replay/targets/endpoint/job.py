@@ -18,7 +18,7 @@ from replay.targets.endpoint.plan import SILENCE_S, Plan
 from replay.targets.endpoint.program_calls import Symptom, program_calls
 from replay.targets.expected import expected_signature
 from replay.targets.quirks import listed
-from replay.targets.summary import fidelity
+from replay.targets.summary import of_dump
 from replay.verdict import Reason
 
 STALL_S = 10.0
@@ -208,11 +208,7 @@ def _decoder(dump: Dump) -> tuple[Decode | None, str]:
 
 
 def _head(dump: Dump) -> dict[str, Any]:
-    return {
-        "dump": {"id": dump.state.manifest.id, "sha256": dump.sha256},
-        "fidelity": fidelity(dump.state),
-        "quirks": listed(dump.state, ()),
-    }
+    return of_dump(dump) | {"quirks": listed(dump.state, ())}
 
 
 def _torn(dump: Dump) -> list[dict[str, Any]]:

@@ -8,12 +8,11 @@ from typing import Any
 
 from dumps.text import printable
 from replay.engine.failure import FailureKind
-from replay.report import SCHEMA_VERSION, finding, finite, tool_version
+from replay.report import build_report, finding
 from replay.targets.endpoint.judge import Try, deciding, failures_in, names_no_model
 from replay.targets.endpoint.options import TARGET, EndpointOptions
 from replay.targets.endpoint.plan import Call, Plan, Recorded
 from replay.targets.endpoint.play import Heard, Outcome
-from replay.targets.summary import facts_of
 from replay.verdict import Decision, Reason, Verdict
 
 _EXCERPT = 60
@@ -46,53 +45,40 @@ def endpoint_report(
     told = deciding(tries) if tries else None
     decision = told.decision if told else Decision(Verdict.INCONCLUSIVE, plan.reason)
     reproduced = sum(one.decision.verdict is Verdict.REPRODUCED for one in tries)
-    report: dict[str, Any] = {
-        "schema_version": SCHEMA_VERSION,
-        "tool_version": tool_version(),
-        "dump": plan.head["dump"],
-        "verdict": decision.verdict.value,
-        "reason_code": decision.reason.value,
-        "mode": "outside" if told else "none",
-        "kernels": "none",
-        "target": f"{TARGET}{options.url}",
-        "scope": "engine",
-        "settings": {},
-        "signature": decision.seen.to_json() if decision.seen else None,
-        "expected_signature": plan.expected.to_json() if plan.expected else None,
-        "match": decision.match,
-        "divergence": None,
-        "requests": _requests(plan, told, full=options.full) if told else [],
-        "answers": None,
-        "perplexity": None,
-        "fallbacks": None,
-        "kv": {"kv_cache_used_bytes": None, "max_kv_cache_bytes": None, "seq_len_exceeded_at": None},
-        "failure": facts_of(told.failures[0]) if told and told.failures else None,
-        "endpoint": {
-            "url": options.url,
-            "model": plan.model or None,
-            "source": plan.source,
-            "calls": len(plan.calls),
-            "schedule_s": round(max((call.at_s for call in plan.calls), default=0.0), 3),
-            "prompts": "as-recorded" if plan.source == "program" else "text" if as_text else "token-ids",
-            "dropped_parameters": sorted(dropped),
-            "api_key": key_from,
-            "tries": [_try(one) for one in tries],
+    return build_report(
+        decision,
+        dump=plan.head["dump"],
+        mode="outside" if told else "none",
+        target=f"{TARGET}{options.url}",
+        settings={},
+        expected=plan.expected,
+        requests=_requests(plan, told, full=options.full) if told else [],
+        failure=told.failures[0] if told and told.failures else None,
+        own={
+            "endpoint": {
+                "url": options.url,
+                "model": plan.model or None,
+                "source": plan.source,
+                "calls": len(plan.calls),
+                "schedule_s": round(max((call.at_s for call in plan.calls), default=0.0), 3),
+                "prompts": "as-recorded" if plan.source == "program" else "text" if as_text else "token-ids",
+                "dropped_parameters": sorted(dropped),
+                "api_key": key_from,
+                "tries": [_try(one) for one in tries],
+            }
         },
-        "findings": [
+        findings=[
             *_about(plan, told, tries, reproduced),
             *_about_wire(told, dropped, as_text, models),
             *plan.findings,
             *findings,
         ],
-        "fidelity": plan.head["fidelity"],
-        "quirks": plan.head["quirks"],
-        "repeat": {"n": len(tries), "reproduced": reproduced},
-        "timings": {name: round(seconds, 4) for name, seconds in timings.items()},
-        "environment": {"device": "none", "python": platform.python_version(), "machine": platform.machine()},
-    }
-    flags: list[str] = []
-    cleaned: dict[str, Any] = finite(report, "", flags)
-    return cleaned | {"non_finite": flags}
+        fidelity=plan.head["fidelity"],
+        quirks=plan.head["quirks"],
+        repeat={"n": len(tries), "reproduced": reproduced},
+        timings=timings,
+        environment={"device": "none", "python": platform.python_version(), "machine": platform.machine()},
+    )
 
 
 def _about(plan: Plan, told: Try | None, tries: Sequence[Try], reproduced: int) -> list[dict[str, Any]]:

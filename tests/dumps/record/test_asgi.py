@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,21 +17,15 @@ from starlette.responses import JSONResponse, StreamingResponse
 from starlette.routing import Route
 
 from dumps.record.asgi import record_asgi
-from dumps.record.program import MAX_ALIKE, recording
+from dumps.record.program import MAX_ALIKE
 from dumps.record.seams import current
 from dumps.record.seams.context import frame, message
 from dumps.record.seams.log import LogLimits
 from dumps.record.seams.tools import tool
+from tests.dumps.record.asgi_requests import HEAD, Failed, ask
 from tests.program_dumps import dumps_in, only_dump
 
 pytestmark = pytest.mark.asyncio
-
-App = Callable[[Any, Any, Any], Awaitable[None]]
-HEAD = {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/json")]}
-
-
-class Failed(Exception):
-    """What the applications of these tests raise."""
 
 
 @tool
@@ -51,70 +44,6 @@ async def streaming(scope: Any, receive: Any, send: Any) -> None:
         await send(HEAD)
         await send({"type": "http.response.body", "body": b'{"half": ', "more_body": True})
         raise Failed("no more")
-
-
-@contextlib.asynccontextmanager
-async def lifespan(app: App) -> Any:
-    """Runs ``app``'s lifespan as a server would, around the block. Yields what the application told."""
-    inbox: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
-    told: asyncio.Queue[Any] = asyncio.Queue()
-    task = asyncio.ensure_future(app({"type": "lifespan"}, inbox.get, told.put))
-    inbox.put_nowait({"type": "lifespan.startup"})
-    await told.get()
-    yield
-    inbox.put_nowait({"type": "lifespan.shutdown"})
-    await told.get()
-    await task
-
-
-async def answer_lifespan(receive: Any, send: Any) -> None:
-    for _ in range(2):
-        await send({"type": (await receive())["type"] + ".complete"})
-
-
-@pytest.fixture
-def served(tmp_path):
-    """``served(app, ...)`` is ``app`` recorded into ``tmp_path / "dumps"``; every recording ends with the test."""
-    made: list[Any] = []
-
-    def serve(app: App, level: str = "full", **options: Any) -> Any:
-        made.append(record_asgi(app, tmp_path / "dumps", level=level, **options))
-        return made[-1]
-
-    yield serve
-    for app in made:
-        app._served.stop()
-
-
-async def ask(app: App, *pieces: bytes, path: str = "/chat", after: float = 0.0) -> list[dict[str, Any]]:
-    """One request; what was sent for it. ``after`` its pieces, and so many seconds, the client goes away."""
-    messages = [{"type": "http.request", "body": piece, "more_body": True} for piece in pieces]
-    messages.append({"type": "http.request", "body": b"", "more_body": False})
-    sent: list[dict[str, Any]] = []
-
-    async def receive() -> dict[str, Any]:
-        if messages:
-            return messages.pop(0)
-        await asyncio.sleep(after)
-        return {"type": "http.disconnect"}
-
-    async def send(message: dict[str, Any]) -> None:
-        sent.append(message)
-
-    scope = {
-        "type": "http",
-        "method": "POST",
-        "scheme": "https",
-        "path": path,
-        "query_string": b"api_key=sk-very-secret&n=1",
-        "headers": [
-            (b"host", b"agent.test"),
-            (b"authorization", b"Bearer very-secret"),
-            (b"content-type", b"application/json"),
-        ],
-    }
-    await app(scope, receive, send)
-    return sent
 
 
 async def test_an_exception_that_leaves_the_application_makes_a_dump(served, tmp_path):
@@ -240,12 +169,16 @@ async def test_one_that_is_in_time_makes_none(served, tmp_path):
     assert not (tmp_path / "dumps").exists()
 
 
-async def test_a_failure_that_repeats_says_nothing_new(served, tmp_path, monkeypatch):
+async def test_a_failure_that_repeats_says_nothing_new(served, tmp_path, monkeypatch, caplog):
     app = served(streaming)
     for _ in range(3):
         with pytest.raises(Failed):
             await ask(app)
     assert len(dumps_in(tmp_path / "dumps")) == 1
+    said = [one.getMessage() for one in caplog.records if one.name == "pplx.record" and one.levelname == "WARNING"]
+    assert [one.partition(":")[0] for one in said] == ["dump written", "no dump was written", "no dump was written"]
+    assert "Failed in" in said[1]
+    assert said[1].endswith("test_asgi.py:streaming")
     monkeypatch.setattr("dumps.record.program.ALIKE_S", 0.0)
     for _ in range(10):
         with pytest.raises(Failed):
@@ -269,53 +202,6 @@ async def test_requests_at_the_same_time_are_told_apart(served, tmp_path):
     assert (failure.exchange, failure.step) == (bad.id, 3)
     assert len(state.tool_calls) == 9
     assert "/bad" in state.context_stack[-1].payload_json
-
-
-async def test_the_recording_begins_and_ends_with_the_lifespan(served, tmp_path):
-    seen = []
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        seen.append(current.active() is not None)
-        if scope["type"] == "lifespan":
-            await answer_lifespan(receive, send)
-
-    recorded = served(app)
-    for _ in range(2):  # a server may start an application again
-        async with lifespan(recorded):
-            assert current.active() is not None
-            await ask(recorded)
-        assert current.active() is None
-    assert seen == [False, True, False, True]  # before its startup message, nobody knows whether there will be one
-
-
-async def test_a_startup_that_fails_makes_a_dump(served, tmp_path):
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        await receive()
-        await send({"type": "lifespan.startup.failed"})
-        raise Failed("no model")
-
-    inbox: asyncio.Queue[Any] = asyncio.Queue()
-    inbox.put_nowait({"type": "lifespan.startup"})
-    with pytest.raises(Failed):
-        await served(app)({"type": "lifespan"}, inbox.get, asyncio.Queue().put)
-    assert only_dump(tmp_path / "dumps").failures[0].message == "no model"
-    assert current.active() is None
-
-
-async def test_in_a_replay_the_application_is_left_as_it_is(tmp_path):
-    end = current.begin_replay()
-    try:
-        assert record_asgi(streaming, tmp_path) is streaming
-    finally:
-        end()
-
-
-async def test_where_somebody_records_already_the_server_goes_on_without(served, tmp_path, caplog):
-    with recording(tmp_path / "other"):
-        app = served(sleeping)
-        assert len(await ask(app)) == 2
-        await ask(app)
-    assert caplog.text.count("goes on without a recording") == 1
 
 
 async def test_a_log_of_days_keeps_what_is_in_flight(served, tmp_path):
@@ -345,13 +231,6 @@ async def test_a_log_of_days_keeps_what_is_in_flight(served, tmp_path):
     notes = {entry.path: entry.note for entry in state.ledger}
     assert "were let go" in notes["exchanges"]
     assert "did not fit" not in notes["exchanges"]
-
-
-async def test_options_that_cannot_be_are_refused_at_once(tmp_path):
-    with pytest.raises(ValueError, match="timeout=0"):
-        record_asgi(streaming, tmp_path, timeout=0)
-    with pytest.raises(ValueError, match="much"):
-        record_asgi(streaming, tmp_path, level="much")
 
 
 async def broken(request: Request) -> JSONResponse:
@@ -419,3 +298,36 @@ async def test_starlette_behind_uvicorn(tmp_path, monkeypatch):
     (cut,) = (one for one in gone.exchanges if one.direction == "in" and one.url.endswith("/slowly"))
     assert (cut.error, cut.status) == ("closed", 200)
     assert cut.chunks[0].data == b"0\n"
+
+
+async def test_a_server_that_is_made_to_go_at_once_leaves_a_dump_of_what_was_in_flight(served, tmp_path):
+    """As uvicorn does at the second Ctrl-C: the lifespan and the requests are cancelled together."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            await asyncio.Event().wait()
+        await receive()
+        await send({"type": "lifespan.startup.complete"})
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await send({"type": "lifespan.shutdown.failed"})
+
+    async def receive() -> Any:
+        return {"type": "lifespan.startup"}
+
+    async def send(message: Any) -> None:
+        pass
+
+    recorded = served(app)
+    lifespan = asyncio.create_task(recorded({"type": "lifespan"}, receive, send))
+    await asyncio.sleep(0.01)
+    request = asyncio.create_task(ask(recorded))
+    await asyncio.sleep(0.01)
+    for task in (lifespan, request):
+        task.cancel()
+    await asyncio.gather(lifespan, request, return_exceptions=True)
+    state = only_dump(tmp_path / "dumps")
+    assert state.failures[0].exception_type.endswith("CancelledError")
+    assert state.failures[0].exchange == state.exchanges[0].id
+    assert not recorded._served.follows, "it ends with the last of them"

@@ -105,6 +105,14 @@ REQUESTS = [
         "requests[0].sampling.logit_bias[0].token_id",
     ),
     (
+        both(
+            lambda s: s.quirks.add(name="token-ids-unchecked"),
+            lambda s: s.requests[0].sampling.logit_bias.add(token_id=10),
+        ),
+        "requests.unchecked-id",
+        "requests[0].sampling.logit_bias[0].token_id",
+    ),
+    (
         lambda s: s.requests[0].sampling.logit_bias.add(token_id=1, bias=101),
         "requests.sampling",
         "requests[0].sampling.logit_bias[0].bias",

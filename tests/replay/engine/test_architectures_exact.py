@@ -13,22 +13,14 @@ from hypothesis import strategies as st
 
 from replay.engine.loaded import LoadedModel
 from replay.engine.weights import load_model
+from tests import mixing
 from tests.devices import DEVICES
-from tests.mixing import (
-    BLOCK_SIZE,
-    chunks_of,
-    make_request,
-    poisoned_runner,
-    random_tokens,
-    run_among,
-    run_in_drawn_mix,
-)
 from tests.tiny_models import CONFIGS, make_model
 
 DTYPES = ("float32", "bfloat16")
 LENGTH = 28
 NUM_BLOCKS = 64
-PER_REQUEST = -(-LENGTH // BLOCK_SIZE)
+PER_REQUEST = -(-LENGTH // mixing.BLOCK_SIZE)
 
 ODD = {"intermediate_size": 205, "n_inner": 205}
 """Widths at which torch's own activations have a scalar tail, and products depend on the row count."""
@@ -66,19 +58,19 @@ def load(tmp_path_factory):
 
 def run(model: LoadedModel, lengths, *, mates: int = 0, first_block: int = 0, backwards: bool = False):
     """Logits and KV of one request, computed in chunks of `lengths` among `mates` others of uneven chunks."""
-    tokens = random_tokens(LENGTH, model.vocab_size, seed=1)
+    tokens = mixing.random_tokens(LENGTH, model.vocab_size, seed=1)
     blocks = range(first_block, first_block + PER_REQUEST)
     others = [
-        make_request(
-            random_tokens(LENGTH, model.vocab_size, seed=10 + index),
+        mixing.make_request(
+            mixing.random_tokens(LENGTH, model.vocab_size, seed=10 + index),
             range(20 + PER_REQUEST * index, 20 + PER_REQUEST * (index + 1)),
             name=f"o{index}",
         )
         for index in range(mates)
     ]
-    return run_among(
-        poisoned_runner(model, num_blocks=NUM_BLOCKS),
-        make_request(tokens, blocks[::-1] if backwards else blocks),
+    return mixing.run_among(
+        mixing.poisoned_runner(model, num_blocks=NUM_BLOCKS),
+        mixing.make_request(tokens, blocks[::-1] if backwards else blocks),
         lengths,
         others=others,
         other_length=lambda step, index: (1, 5, 1, 1, 19, 1, 1)[(step + index) % 7],
@@ -90,7 +82,7 @@ def assert_same(expected, found, name):
     (logits, kv), (other_logits, other_kv) = expected, found
     differing = (logits.view(np.uint32) != other_logits.view(np.uint32)).any(axis=1)
     assert not differing.any(), f"{name}: {differing.sum()} of {len(differing)} rows differ"
-    used = LENGTH % BLOCK_SIZE
+    used = LENGTH % mixing.BLOCK_SIZE
     assert np.array_equal(kv[:-1], other_kv[:-1]), name
     assert np.array_equal(kv[-1, :, :, :used], other_kv[-1, :, :, :used]), name
 
@@ -102,13 +94,13 @@ def test_same_bits_whole_chunked_decoded_and_mixed_on_one_and_two_threads(load, 
     model = load(kind, dtype, device=device)
     expected = run(model, [LENGTH])
     assert np.isfinite(expected[0]).all()
-    assert_same(expected, run(model, chunks_of(1, LENGTH)), "decoded alone")
-    decoded = [LENGTH - 10, *chunks_of(1, 10)]
+    assert_same(expected, run(model, mixing.chunks_of(1, LENGTH)), "decoded alone")
+    decoded = [LENGTH - 10, *mixing.chunks_of(1, 10)]
     assert_same(expected, run(model, decoded, mates=3, first_block=7, backwards=True), "decoded in a mix")
-    assert_same(expected, run(model, chunks_of(7, LENGTH), mates=7, first_block=9), "chunks of 7 in a mix")
+    assert_same(expected, run(model, mixing.chunks_of(7, LENGTH), mates=7, first_block=9), "chunks of 7 in a mix")
     model = load(kind, dtype, threads=2, device=device)
-    assert_same(expected, run(model, chunks_of(7, LENGTH), mates=5, backwards=True), "chunks of 7, two threads")
-    assert_same(expected, run(model, [LENGTH - 4, *chunks_of(1, 4)]), "the last 4 decoded, two threads")
+    assert_same(expected, run(model, mixing.chunks_of(7, LENGTH), mates=5, backwards=True), "chunks of 7, two threads")
+    assert_same(expected, run(model, [LENGTH - 4, *mixing.chunks_of(1, 4)]), "the last 4 decoded, two threads")
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
@@ -117,7 +109,7 @@ def test_stock_kernels_do_differ(load, kind):
     model = load(kind, "bfloat16", kernels="stock")
     expected = run(model, [LENGTH])
     with pytest.raises(AssertionError, match="rows differ"):
-        assert_same(expected, run(model, chunks_of(1, LENGTH)), "decoded alone")
+        assert_same(expected, run(model, mixing.chunks_of(1, LENGTH)), "decoded alone")
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -128,11 +120,15 @@ def test_stock_kernels_do_differ(load, kind):
 def test_same_bits_where_a_window_hides_a_whole_block_of_keys(load, kind, window, dtype, device):
     """Beyond 512 keys, the block in which the attention kernel takes them; a short window sees none of the first."""
     model = load(kind, dtype, window=window, device=device)
-    tokens = random_tokens(1040, model.vocab_size, seed=3)
-    blocks = range(-(-len(tokens) // BLOCK_SIZE))
-    whole, _ = run_among(poisoned_runner(model, num_blocks=70), make_request(tokens, blocks), [len(tokens)])
-    lengths = [500, 3, 1, 40, *chunks_of(1, 20), 466, *chunks_of(1, 10)]
-    stepped, _ = run_among(poisoned_runner(model, num_blocks=70), make_request(tokens, blocks[::-1]), lengths)
+    tokens = mixing.random_tokens(1040, model.vocab_size, seed=3)
+    blocks = range(-(-len(tokens) // mixing.BLOCK_SIZE))
+    whole, _ = mixing.run_among(
+        mixing.poisoned_runner(model, num_blocks=70), mixing.make_request(tokens, blocks), [len(tokens)]
+    )
+    lengths = [500, 3, 1, 40, *mixing.chunks_of(1, 20), 466, *mixing.chunks_of(1, 10)]
+    stepped, _ = mixing.run_among(
+        mixing.poisoned_runner(model, num_blocks=70), mixing.make_request(tokens, blocks[::-1]), lengths
+    )
     assert np.isfinite(whole).all()
     assert np.array_equal(whole, stepped)
 
@@ -143,9 +139,13 @@ def test_same_bits_in_any_mix_chunking_placement_and_number_of_threads(load, dat
     threads = data.draw(st.sampled_from([1, 2]), label="threads")
     model = load(kind, data.draw(st.sampled_from(DTYPES), label="dtype"), threads)
     length = data.draw(st.integers(2, 48), label="length")
-    tokens = random_tokens(length, model.vocab_size, seed=data.draw(st.integers(0, 9), label="seed"))
-    runner = poisoned_runner(model, num_blocks=NUM_BLOCKS)
-    expected, expected_kv = run_among(runner, make_request(tokens, range(-(-length // BLOCK_SIZE))), [length])
-    _, logits, kv = run_in_drawn_mix(data, poisoned_runner(model, num_blocks=NUM_BLOCKS), tokens, other_tokens=48)
+    tokens = mixing.random_tokens(length, model.vocab_size, seed=data.draw(st.integers(0, 9), label="seed"))
+    runner = mixing.poisoned_runner(model, num_blocks=NUM_BLOCKS)
+    expected, expected_kv = mixing.run_among(
+        runner, mixing.make_request(tokens, range(-(-length // mixing.BLOCK_SIZE))), [length]
+    )
+    _, logits, kv = mixing.run_in_drawn_mix(
+        data, mixing.poisoned_runner(model, num_blocks=NUM_BLOCKS), tokens, other_tokens=48
+    )
     assert np.array_equal(expected, logits)
     assert np.array_equal(expected_kv[:-1], kv[:-1])

@@ -1,94 +1,18 @@
-"""Checks of what steps read and write: each fires on its defect, and none on any load of a correct engine."""
+"""Checks of what steps read and write: each fires on its defect."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from replay.engine.block_checks import BlockChecks
 from replay.engine.defects import Defects
-from replay.engine.engine import Engine, StepOutcome
-from replay.engine.failure import Blame, Failure, FailureKind, SlotRead, blame, blamed
-from replay.engine.live import LiveScheduler
+from replay.engine.engine import Engine
+from replay.engine.failure import Blame, SlotRead, blame, blamed
 from replay.engine.recorded import RecordedScheduler, RecordedStep, StartState
-from replay.engine.request import FinishCause, Request, SamplingParams, Status
-from replay.engine.schedule import Chunk, EngineConfig, OnExhausted, Sample, StepPlan
+from replay.engine.request import FinishCause, Request, Status
+from replay.engine.schedule import Chunk
 from replay.errors import KVCacheExhausted
-
-BLOCK = 4
-
-
-@dataclass
-class Memory:
-    """An executor and its cache: each slot holds the tokens up to its position, or nothing it was ever given."""
-
-    num_blocks: int
-    slots: list[tuple[int, ...] | None] = field(default_factory=list)
-    spoilt: list[int] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.slots = [None] * (self.num_blocks * BLOCK)
-        self.position = np.full(len(self.slots), -1)
-
-    def fill_blocks(self, blocks: Sequence[int], value: float) -> None:
-        assert value != value
-        for block in blocks:
-            self.slots[block * BLOCK : (block + 1) * BLOCK] = [None] * BLOCK
-            self.position[block * BLOCK : (block + 1) * BLOCK] = -1
-        self.spoilt += blocks
-
-    def execute(self, plan: StepPlan) -> dict[str, Sample]:
-        for source, target in plan.copies:
-            old, new = (slice(block * BLOCK, (block + 1) * BLOCK) for block in (source, target))
-            self.slots[new], self.position[new] = self.slots[old], self.position[old]
-        for chunk in plan.chunks:
-            for position in range(chunk.start, chunk.start + chunk.num_tokens):
-                slot = chunk.request.slot(position, BLOCK)
-                self.slots[slot] = tuple(chunk.request.tokens[: position + 1])
-                self.position[slot] = position
-        # The next token follows from all that is read: contamination would show in it.
-        return {chunk.request.id: Sample(hash(self._read(chunk)) % 2) for chunk in plan.chunks if chunk.samples}
-
-    def _read(self, chunk: Chunk) -> tuple[tuple[int, ...] | None, ...]:
-        stop = chunk.start + chunk.num_tokens
-        return tuple(self.slots[chunk.request.slot(position, BLOCK)] for position in range(stop))
-
-
-def request(name: str, tokens: Sequence[int], limit: int = 40) -> Request:
-    return Request(
-        id=name, tokens=list(tokens), num_prompt=len(tokens), sampling=SamplingParams(temperature=0.0, max_tokens=limit)
-    )
-
-
-def config(**changes) -> EngineConfig:
-    return EngineConfig(**{"num_blocks": 24, "block_size": BLOCK, "max_model_len": 60, **changes})
-
-
-class Run:
-    """An engine on `Memory` with checks."""
-
-    def __init__(self, *requests: Request, poison: bool = True, **changes) -> None:
-        self.scheduler = LiveScheduler(config(**changes))
-        self.memory = Memory(self.scheduler.config.num_blocks)
-        self.checks = BlockChecks(self.scheduler, self.memory, poison=poison)
-        self.engine = Engine(scheduler=self.scheduler, executor=self.memory, hooks=[self.checks])
-        for one in requests:
-            self.engine.add(one)
-
-    def steps(self, count: int) -> list[StepOutcome]:
-        outcomes = [self.engine.step() for _ in range(count)]
-        return [outcome for outcome in outcomes if outcome is not None]
-
-    def failures(self, count: int = 1) -> list[Failure]:
-        found = [failure for outcome in self.steps(count) for failure in outcome.failures]
-        assert all(failure.kind is FailureKind.CONTAMINATION for failure in found)
-        assert found == self.checks.found[-len(found) :] or not found
-        return found
+from tests.replay.engine.checked_runs import BLOCK, Memory, Run, config, request
 
 
 @pytest.fixture(params=[True, False], ids=["poison", "no poison"])
@@ -228,16 +152,6 @@ def test_a_request_that_leaves_blocks_which_others_share_is_not_named_when_those
     assert events == [("allocate", "a"), ("share", None), ("free", None)]
 
 
-def test_a_block_that_was_written_since_is_poisoned_again():
-    run = Run(request("a", [5], limit=1), num_blocks=1)
-    run.steps(1)
-    run.engine.add(request("b", [6, 7], limit=1))
-    run.steps(1)
-    run.engine.add(request("c", [8], limit=1))
-    run.steps(1)
-    assert run.memory.spoilt == [0, 0, 0]
-
-
 def test_a_write_into_a_free_block_is_found(two):
     first, _, run = two
     assert run.failures(1) == []
@@ -301,33 +215,6 @@ def test_an_unwritten_block_in_the_prefix_cache_is_found_with_its_owners():
     assert events == [("allocate", "a"), ("free", "a"), ("share", "b")]
 
 
-def test_freed_blocks_are_poisoned_and_cached_ones_only_once_they_are_evicted():
-    run = Run(request("a", range(9), limit=1), prefix_cache=True, num_blocks=5)
-    run.steps(1)
-    assert run.memory.spoilt == [0, 1, 2]  # handed out
-    run.memory.spoilt.clear()
-    run.engine.add(request("b", range(50, 54), limit=2))
-    run.steps(1)
-    assert set(run.memory.spoilt) == {2, 3}  # the tail of a, and what b got; 0 and 1 are known to the cache
-    run.memory.spoilt.clear()
-    run.steps(1)
-    run.engine.add(request("c", range(70, 86), limit=2))
-    run.steps(1)
-    assert {0, 1} & set(run.memory.spoilt)
-
-
-def test_a_block_that_is_copied_onto_itself_keeps_its_contents():
-    run = Run(request("a", range(12), limit=1), prefix_cache=True, num_blocks=3)
-    run.steps(1)
-    retry = request("b", range(12), limit=1)
-    run.engine.add(retry)
-    [outcome] = run.steps(1)
-    assert outcome.plan.copies == [(2, 2)]  # the only free block is the one to be copied
-    assert run.memory.slots == [tuple(range(place + 1)) for place in range(12)]
-    assert run.checks.found == []
-    assert run.checks.not_computed == []
-
-
 def test_what_another_request_writes_in_the_same_step_counts_as_computed():
     first, second = request("a", range(9)), request("b", [*range(8), 70, 71])
     run = Run(prefix_cache=True)
@@ -338,13 +225,6 @@ def test_what_another_request_writes_in_the_same_step_counts_as_computed():
     assert outcome.plan.prefix_hits[0].num_tokens == 8
     assert {failure.invariant for failure in run.checks.found} == {"block-shared"}  # a writes what b holds
     assert run.checks.not_computed == []
-
-
-def test_nothing_is_poisoned_where_poison_is_off():
-    run = Run(request("a", range(9), limit=1))
-    run.checks.computes_into(run.memory, poison=False)
-    run.steps(3)
-    assert run.memory.spoilt == []
 
 
 def test_what_runs_when_the_record_begins_is_taken_for_right():
@@ -373,57 +253,3 @@ def test_without_token_ids_a_block_of_another_request_is_still_found():
     first.blocks[1] = second.blocks[0]
     [failure] = run.failures()
     assert (failure.invariant, failure.request_id) == ("slot-foreign", "a")
-
-
-# What a correct engine does.
-
-prompts = st.lists(st.integers(0, 1), min_size=1, max_size=30)
-
-
-@st.composite
-def loads(draw):
-    changes = {
-        "num_blocks": draw(st.integers(4, 16)),
-        "max_model_len": draw(st.sampled_from([16, 40])),
-        "max_num_seqs": draw(st.integers(1, 5)),
-        "max_num_batched_tokens": draw(st.integers(1, 40)),
-        "on_kv_exhausted": draw(st.sampled_from(list(OnExhausted))),
-        "prefix_cache": draw(st.booleans()),
-    }
-    people = [
-        (draw(st.integers(0, 20)), draw(prompts), draw(st.integers(1, 12)), draw(st.none() | st.integers(0, 6)))
-        for _ in range(draw(st.integers(1, 8)))
-    ]
-    return changes, people
-
-
-@given(loads())
-def test_none_fires_on_any_load_of_a_correct_engine_and_no_block_in_use_is_poisoned(load):
-    changes, people = load
-    run = Run(**changes)
-    most = min(changes["max_model_len"] - 1, changes["num_blocks"] * BLOCK)
-    requests = [request(f"r{n}", tokens[:most], limit) for n, (_, tokens, limit, _) in enumerate(people)]
-    for step in range(60):
-        for one, (arrives, _, _, leaves) in zip(requests, people, strict=True):
-            if step == arrives:
-                run.engine.add(one)
-            elif leaves is not None and step == arrives + 1 + leaves:
-                run.engine.abort(one, FinishCause.CLIENT_GONE)
-        try:
-            outcome = run.engine.step()
-        except KVCacheExhausted:
-            break
-        if outcome is None:
-            continue
-        run.scheduler.check_integrity()
-        assert not [f for f in outcome.failures if f.kind is FailureKind.CONTAMINATION]
-        for one in run.scheduler.running:  # poison would have taken these
-            held = [run.memory.slots[one.slot(position, BLOCK)] for position in range(one.num_computed)]
-            assert held == [tuple(one.tokens[: position + 1]) for position in range(one.num_computed)]
-    assert run.checks.found == []
-    assert run.checks.not_computed == []
-    in_use = {block for one in run.scheduler.running for block in one.blocks}
-    for block in range(changes["num_blocks"]):
-        events = [event.event for event in run.checks.history.of(block) if event.event != "evict"]
-        assert (bool(events) and events[-1] != "free") == (block in in_use)
-        assert all(event.request for event in run.checks.history.of(block) if event.event != "evict")

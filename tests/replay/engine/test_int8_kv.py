@@ -15,20 +15,12 @@ from replay.engine.checks import first_non_finite
 from replay.engine.fast_forward import fast_forward
 from replay.engine.runner import ModelRunner
 from replay.engine.weights import load_model
+from tests import mixing
 from tests.devices import DEVICES
-from tests.mixing import (
-    BLOCK_SIZE,
-    chunks_of,
-    make_request,
-    poisoned_runner,
-    random_tokens,
-    run_among,
-    run_in_drawn_mix,
-)
 from tests.tiny import make_tiny_model
 
 LENGTH = 70
-BLOCKS = -(-LENGTH // BLOCK_SIZE)
+BLOCKS = -(-LENGTH // mixing.BLOCK_SIZE)
 
 
 @pytest.fixture(scope="module", params=DEVICES)
@@ -43,15 +35,15 @@ def model(request, device, tmp_path_factory):
 
 
 def new_runner(model, *, quant_bits: int = 8) -> ModelRunner:
-    runner = poisoned_runner(model, num_blocks=64, quant_bits=quant_bits)
+    runner = mixing.poisoned_runner(model, num_blocks=64, quant_bits=quant_bits)
     runner.digests = True
     return runner
 
 
 def whole(model, **options):
     runner = new_runner(model, **options)
-    tokens = random_tokens(LENGTH, model.vocab_size, seed=1)
-    logits, _ = run_among(runner, make_request(tokens, range(BLOCKS)), [LENGTH])
+    tokens = mixing.random_tokens(LENGTH, model.vocab_size, seed=1)
+    logits, _ = mixing.run_among(runner, mixing.make_request(tokens, range(BLOCKS)), [LENGTH])
     return logits, *contents(runner, range(BLOCKS - 1))
 
 
@@ -66,20 +58,20 @@ def contents(runner: ModelRunner, blocks) -> tuple[np.ndarray, np.ndarray]:
 def test_same_bits_in_any_mix_chunking_and_placement(model, data):
     expected = whole(model)
     runner = new_runner(model)
-    tokens = random_tokens(LENGTH, model.vocab_size, seed=1)
-    request, logits, _ = run_in_drawn_mix(data, runner, tokens, most_others=5)
+    tokens = mixing.random_tokens(LENGTH, model.vocab_size, seed=1)
+    request, logits, _ = mixing.run_in_drawn_mix(data, runner, tokens, most_others=5)
     assert np.array_equal(logits.view(np.uint32), expected[0].view(np.uint32))
     for ours, theirs in zip(contents(runner, request.blocks[:-1]), expected[1:], strict=True):
         assert ours.tobytes() == theirs.tobytes()
 
 
 def test_single_steps_give_what_a_fast_forward_gives(model):
-    tokens = random_tokens(LENGTH, model.vocab_size, seed=1)
+    tokens = mixing.random_tokens(LENGTH, model.vocab_size, seed=1)
     stepped = new_runner(model)
-    logits, _ = run_among(stepped, make_request(tokens, range(BLOCKS)), chunks_of(1, LENGTH))
+    logits, _ = mixing.run_among(stepped, mixing.make_request(tokens, range(BLOCKS)), mixing.chunks_of(1, LENGTH))
     assert np.array_equal(logits.view(np.uint32), whole(model)[0].view(np.uint32))
     for chunk in (7, 32, 256):
-        runner, request = new_runner(model), make_request(tokens, range(9, 9 + BLOCKS)[::-1], num_prompt=1)
+        runner, request = new_runner(model), mixing.make_request(tokens, range(9, 9 + BLOCKS)[::-1], num_prompt=1)
         checks = fast_forward(runner, request, LENGTH, check_from=1, chunk=chunk)
         digests = [runner.sample(row, request, position=place + 1).digest for place, row in enumerate(logits[:-1])]
         assert [check.sample.digest for check in checks] == digests
@@ -99,13 +91,13 @@ def test_two_caches_of_one_step_can_be_of_different_kinds(model):
     from replay.engine.runner import forward
     from replay.engine.schedule import Chunk
 
-    tokens = random_tokens(40, model.vocab_size, seed=4)
+    tokens = mixing.random_tokens(40, model.vocab_size, seed=4)
     alone = []
     for bits in (0, 8):
         runner = new_runner(model, quant_bits=bits)
-        alone.append(runner.compute([Chunk(make_request(tokens, range(3)), 0, 40)], step=0))
+        alone.append(runner.compute([Chunk(mixing.make_request(tokens, range(3)), 0, 40)], step=0))
     stores = [new_runner(model, quant_bits=bits).kv for bits in (0, 8)]
-    hidden = forward(model, [Placed(Chunk(make_request(tokens, range(3)), 0, 40), kv) for kv in stores])
+    hidden = forward(model, [Placed(Chunk(mixing.make_request(tokens, range(3)), 0, 40), kv) for kv in stores])
     assert torch.equal(hidden[:40], alone[0])
     assert torch.equal(hidden[40:], alone[1])
     assert not torch.equal(alone[0], alone[1])
@@ -113,11 +105,11 @@ def test_two_caches_of_one_step_can_be_of_different_kinds(model):
 
 def test_a_nan_in_an_int8_cache_is_located(model):
     runner = new_runner(model)
-    request = make_request(random_tokens(LENGTH, model.vocab_size, seed=1), [4, 9, 2, 7, 5])
-    run_among(runner, request, [LENGTH])
+    request = mixing.make_request(mixing.random_tokens(LENGTH, model.vocab_size, seed=1), [4, 9, 2, 7, 5])
+    mixing.run_among(runner, request, [LENGTH])
     request.num_computed = LENGTH
     assert first_non_finite(runner.kv, [request]).where == "logits"
     assert runner.kv.scales is not None
-    runner.kv.scales[1, request.slot(37, BLOCK_SIZE), 0, 1] = float("nan")
+    runner.kv.scales[1, request.slot(37, mixing.BLOCK_SIZE), 0, 1] = float("nan")
     place = first_non_finite(runner.kv, [request])
     assert (place.layer, place.tensor, place.block, place.slot, place.position) == (1, "key", 2, 5, 37)

@@ -28,7 +28,7 @@ def linear(weights: torch.Tensor, sizes: list[int] | None = None) -> ExactLinear
             sizes.append(rows.shape[-2])
         return function(rows)
 
-    return ExactLinear(noting, LinearForm(kernel="plain"))
+    return ExactLinear(noting, LinearForm(kernel="plain", sizes=tuple(range(1, 513))))
 
 
 GATE_UP = [weight(2 * INNER, HIDDEN, seed) for seed in range(EXPERTS)]

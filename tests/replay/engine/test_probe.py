@@ -7,11 +7,13 @@ from functools import partial
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from replay.engine import probe
 from replay.engine.attention import TileSizes
 from replay.engine.kernels.activations import ExactGeluTanh, ExactSiLU
-from replay.engine.kernels.exact import KERNELS, ExactLinear, LinearForm, packing_available, plain_linear
+from replay.engine.kernels.exact import KERNELS, MOST_PADDED, ExactLinear, LinearForm, packing_available, plain_linear
 from replay.engine.probe import AttentionShape
 from replay.engine.probe_rows import random_rows, telling_rows
 
@@ -34,35 +36,53 @@ def depends_on_rows(weight, *, sizes):
     return apply
 
 
-@pytest.mark.parametrize(("size", "agreed"), [(4, 4), (12, 8), (28, 24), (64, 32), (512, 32)])
-def test_a_layer_that_depends_on_its_row_count_is_seen(size, agreed):
-    """And how many rows a call may have before it does."""
+def sizes(tile, *, without=(), most=512):
+    return tuple(size for size in probe.tried_sizes(most, tile) if size not in without)
+
+
+@pytest.mark.parametrize("size", [8, 12, 28, 48, 64, 512])
+def test_a_size_at_which_a_layer_differs_is_seen(size):
     weight = weight_of((32, 48))
     rows = random_rows(probe.ROWS, 48, torch.float32)
-    assert probe.agreeing_rows(plain_linear(weight, None), rows, tile=4, most=512) == 512
-    assert probe.agreeing_rows(depends_on_rows(weight, sizes=(size,)), rows, tile=4, most=512) == agreed
+    assert probe.agreeing_sizes(plain_linear(weight, None), rows, tile=4) == sizes(4)
+    found = probe.agreeing_sizes(depends_on_rows(weight, sizes=(size,)), rows, tile=4)
+    assert found == sizes(4, without=(size,))
+    assert probe.agreeing_sizes(depends_on_rows(weight, sizes=(4,)), rows, tile=4) == (4,)
 
 
 def test_the_cheapest_form_that_passes_is_taken():
     weight = weight_of((32, 48))
-    good, bad, worse = plain_linear(weight, None), *(depends_on_rows(weight, sizes=(size,)) for size in (32, 16))
-    assert probe.choose([("first", good), ("second", good)], weight, None, tile=4) == LinearForm(kernel="first", tile=4)
-    assert probe.choose([("first", bad), ("second", good)], weight, None, tile=4) == LinearForm(kernel="second", tile=4)
+    good, bad, worse = plain_linear(weight, None), *(depends_on_rows(weight, sizes=odd) for odd in ((512,), (96, 128)))
+    first, second = (LinearForm(kernel=kernel, sizes=sizes(4)) for kernel in ("first", "second"))
+    assert probe.choose([("first", good), ("second", good)], weight, None, tile=4) == first
+    assert probe.choose([("first", bad), ("second", good)], weight, None, tile=4) == second
     # Where none passes, that with the longest calls.
-    longest = LinearForm(kernel="second", tile=4, most=28, limited=True)
+    longest = LinearForm(kernel="second", sizes=sizes(4, without=(512,)), limited=True)
     assert probe.choose([("first", worse), ("second", bad)], weight, None, tile=4) == longest
 
 
 def test_when_none_passes_every_call_has_the_same_row_count():
     weight = weight_of((32, 48))
-    bad = depends_on_rows(weight, sizes=(32, 64))
+    bad = depends_on_rows(weight, sizes=(16,))
     form = probe.choose([("only", bad)], weight, None, tile=16)
-    assert form == LinearForm(kernel="only", tile=16, most=16, limited=True)
+    assert form == LinearForm(kernel="only", sizes=(16,), limited=True)
     assert str(form) == "only/16-to-16"
     layer = ExactLinear(bad, form)
     rows = random_rows(64, 48, torch.float32)
     expected = torch.cat([layer(part[None])[0] for part in rows.split(16)])
     assert torch.equal(layer(rows[None])[0], expected)
+
+
+@pytest.mark.parametrize("odd", [(48,), (32, 48, 64), (512,), (8, 12, 20, 256)], ids=str)
+def test_calls_of_sizes_that_differ_are_not_made(odd):
+    """With AMX a layer was seen whose rows differ in calls of 33 to 48 rows, and in no shorter and no longer ones."""
+    weight = weight_of((32, 48))
+    differs = depends_on_rows(weight, sizes=odd)
+    layer = ExactLinear(differs, probe.choose([("only", differs)], weight, None, tile=4))
+    rows = random_rows(600, 48, torch.float32)
+    expected = torch.cat([differs(part) for part in rows.split(4)])
+    for count in range(1, 600):
+        assert torch.equal(layer(rows[None, :count])[0], expected[:count]), count
 
 
 def test_a_kernel_that_computes_something_else_is_left_out():
@@ -76,8 +96,8 @@ def test_a_kernel_that_computes_something_else_is_left_out():
 
 def test_one_failing_layer_costs_the_small_tile_only_if_the_large_one_helps(monkeypatch):
     good, bad = weight_of((32, 48)), weight_of((24, 48))
-    sizes = {24: (4,), 32: ()}
-    monkeypatch.setitem(KERNELS, "plain", lambda weight, bias: depends_on_rows(weight, sizes=sizes[weight.shape[0]]))
+    odd: dict[int, tuple[int, ...]] = {32: ()}
+    monkeypatch.setitem(KERNELS, "plain", lambda weight, bias: depends_on_rows(weight, sizes=odd[weight.shape[0]]))
     monkeypatch.setattr(probe, "packing_available", lambda: False)
 
     def found():
@@ -85,35 +105,39 @@ def test_one_failing_layer_costs_the_small_tile_only_if_the_large_one_helps(monk
         return tile, [str(form) for form in forms]
 
     # Calls of 4 rows are the odd ones out, so nothing is left to differ at a tile of 16.
+    odd[24] = (4,)
     assert found() == (16, ["plain", "plain"])
-    sizes[24] = (4, 256)
-    assert found() == (16, ["plain", "plain/16-to-128"])
-    # Calls of up to 32 rows are, as with AMX: a larger tile for that layer alone.
-    sizes[24] = (4, 8, 12, 16, 20, 24, 28, 32)
+    # Longer calls leave out one size.
+    odd[24] = (4, 256)
+    assert found() == (16, ["plain", "plain/16-to-512"])
+    odd[24] = (256,)
+    assert found() == (4, ["plain", "plain/4-to-512"])
+    # Calls of up to 32 rows are the odd ones out, as with AMX: a larger tile for that layer alone.
+    odd[24] = (4, 8, 12, 16, 20, 24, 28, 32)
     assert found() == (16, ["plain", "plain/64-to-512"])
-    sizes[24] = (4, 48, 320)
-    assert found() == (16, ["plain", "plain/64-to-256"])
-    sizes[24] = (4, 96, 128)  # which would only make calls shorter
-    assert found() == (16, ["plain", "plain/16-to-80"])
-    # Even so no call may be longer than the tile, so each has the same row count.
-    sizes[24] = (4, 48, 128)
-    assert found() == (16, ["plain", "plain/64-to-64"])
+    # So are all but two of 16 rows: the few that are like them are too far apart.
+    odd[24] = (4, 16, 32, 128, 512)
+    assert found() == (16, ["plain", "plain/64-to-448"])
+    # Here a larger tile would only make calls shorter.
+    odd[24] = (4, 48, 96, 128, 192, 256, 320, 384, 448, 512)
+    assert found() == (16, ["plain", "plain/16-to-112"])
 
 
 @pytest.mark.parametrize("shape", [(64, 1539), (256, 64), (96, 576)], ids=str)
 def test_an_order_of_sums_that_bfloat16_hides_is_seen(shape):
     """As with AMX, where the layer of 1,539 columns differed in 2 of 2,112 values above 32 rows."""
     weight = weight_of(shape, torch.bfloat16)
-    half = shape[1] // 2
+    columns = torch.arange(shape[1]).split(-(-shape[1] // 5))
 
     def two_orders(rows):
         wide, exact = rows.float(), weight.float().T
-        if rows.shape[0] <= 32:
-            return (wide @ exact).bfloat16()
-        return (wide[:, half:] @ exact[half:] + wide[:, :half] @ exact[:half]).bfloat16()
+        total = torch.zeros((rows.shape[0], shape[0]))
+        for part in columns if rows.shape[0] <= 32 else columns[::-1]:
+            total += wide[:, part] @ exact[part]
+        return total.bfloat16()
 
     for count in (probe.ROWS, probe.HEAD_ROWS):
-        assert probe.agreeing_rows(two_orders, telling_rows(count, weight), tile=16, most=count) == 32
+        assert probe.agreeing_sizes(two_orders, telling_rows(count, weight), tile=16) == (16, 32)
     plain = random_rows(probe.ROWS, shape[1], torch.bfloat16)
     short = torch.cat([two_orders(part) for part in plain.split(16)])
     assert (short != two_orders(plain)).any(dim=1).sum() < probe.ROWS / 20
@@ -173,7 +197,7 @@ def test_rows_are_filled_up_to_a_tile():
         seen.append(rows.shape[0])
         return function(rows)
 
-    layer = ExactLinear(record, LinearForm(kernel="plain", tile=64, most=128))
+    layer = ExactLinear(record, LinearForm(kernel="plain", sizes=(64, 128)))
     rows = random_rows(144, 48, torch.float32)
     assert torch.allclose(layer(rows[None]), function(rows)[None], rtol=1e-5, atol=1e-5)
     assert seen == [128, 64]
@@ -187,10 +211,24 @@ def test_calls_longer_than_proven_are_split():
         seen.append(rows.shape[0])
         return rows
 
-    layer = ExactLinear(record, LinearForm(kernel="packed", most=64))
+    layer = ExactLinear(record, LinearForm(kernel="packed", sizes=(4, 16, 64)))
     rows = torch.arange(300.0).view(1, 150, 2)
     assert torch.equal(layer(rows), rows)
-    assert seen == [64, 64, 22]
+    assert seen == [64, 64, 16, 4, 4]
+
+
+@given(
+    rest=st.sets(st.integers(2, 128), max_size=12),
+    count=st.integers(0, 2000),
+    tile=st.sampled_from([1, 4, 16, 64]),
+)
+def test_calls_hold_all_rows_and_few_more(rest, count, tile):
+    form = LinearForm(kernel="plain", sizes=tuple(sorted({tile, *(tile * multiple for multiple in rest)})))
+    calls = form.calls(count)
+    assert set(calls) <= set(form.sizes)
+    assert sum(calls) >= count
+    assert sum(calls) < max(MOST_PADDED * count, count + tile)
+    assert sum(calls[:-1]) < max(count, 1)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from replay.engine.engine import Engine, StepOutcome
 from replay.engine.failure import FailureKind
 from replay.engine.live import LiveScheduler
-from replay.engine.recorded import RecordedScheduler, RecordedStep
+from replay.engine.recorded import RecordedScheduler
 from replay.engine.request import FinishCause, FinishReason, Request, SamplingParams, Status
-from replay.engine.schedule import Chunk, EngineConfig, Exhausted, Finish, OnExhausted, Outcome, Sample, StepPlan
+from replay.engine.schedule import EngineConfig, OnExhausted, Outcome, Sample, StepPlan
 from replay.errors import KVCacheExhausted
+from tests.sharing import Taken
 
 
 class Counting:
@@ -132,40 +133,6 @@ def test_abort_between_plan_and_commit_keeps_the_books():
     assert [f.cause for f in following.aborted] == [FinishCause.CLIENT_GONE]
 
 
-class Recording:
-    """Keeps each step as a dump would, with requests replaced by fresh copies that hold only their prompt."""
-
-    def __init__(self) -> None:
-        self.copies: dict[str, Request] = {}
-        self.steps: list[RecordedStep] = []
-
-    def copy(self, r: Request) -> Request:
-        if r.id not in self.copies:
-            self.copies[r.id] = Request(
-                id=r.id, tokens=r.tokens[: r.num_prompt], num_prompt=r.num_prompt, sampling=r.sampling
-            )
-        return self.copies[r.id]
-
-    def planned(self, plan: StepPlan) -> None:
-        def attempt(e: Exhausted) -> Exhausted:
-            return replace(e, request=self.copy(e.request), victim=self.copy(e.victim) if e.victim else None)
-
-        self.steps.append(
-            RecordedStep(
-                index=plan.index,
-                chunks=tuple(Chunk(self.copy(c.request), c.start, c.num_tokens, c.new_blocks) for c in plan.chunks),
-                arrived=tuple(map(self.copy, plan.arrived)),
-                aborted=tuple(Finish(self.copy(f.request), f.reason, f.cause) for f in plan.aborted),
-                admitted=tuple(map(self.copy, plan.admitted)),
-                exhausted=tuple(map(attempt, plan.exhausted)),
-            )
-        )
-
-    def stepped(self, outcome: StepOutcome) -> None:
-        ends = tuple(Finish(self.copy(f.request), f.reason, f.cause) for f in outcome.finished)
-        self.steps[-1] = replace(self.steps[-1], finished=ends)
-
-
 @st.composite
 def loads(draw: st.DrawFn) -> tuple[EngineConfig, list[tuple[int, int, int, int]]]:
     config = EngineConfig(
@@ -199,7 +166,7 @@ def play(engine: Engine, load: list[tuple[int, int, int, int]]) -> dict[str, Req
 @given(loads())
 def test_every_request_ends_and_the_record_of_a_run_replays_without_difference(load):
     config, spans = load
-    recording = Recording()
+    recording = Taken()
     live = Engine(scheduler=LiveScheduler(config), executor=Counting(), hooks=[recording])
     before = play(live, spans)
     scheduler = RecordedScheduler(config, recording.steps)
@@ -215,9 +182,9 @@ def test_every_request_ends_and_the_record_of_a_run_replays_without_difference(l
             assert (copy.tokens, copy.finish_cause) == (original.tokens, original.finish_cause)
 
 
-def recorded_truncation() -> tuple[EngineConfig, Recording]:
+def recorded_truncation() -> tuple[EngineConfig, Taken]:
     config = EngineConfig(num_blocks=4, block_size=4, max_model_len=40, on_kv_exhausted=OnExhausted.TRUNCATE)
-    recording = Recording()
+    recording = Taken()
     engine = Engine(scheduler=LiveScheduler(config), executor=Counting(), hooks=[recording])
     engine.add(request("a", 4, max_tokens=20))
     engine.add(request("b", 4, max_tokens=6))

@@ -38,6 +38,9 @@ def in_python(job: Job, emit: Emit) -> dict[str, Any]:
         "read settings": lambda: Path("/etc/shadow").read_text(),
         "read through a link": lambda: (_link(link, outside) / "secret").read_text(),
         "read above": lambda: Path(f"{job['dump']}/../outside/secret").read_text(),
+        "environment of the parent": lambda: Path(f"/proc/{os.getppid()}/environ").read_bytes(),
+        "words of the parent": lambda: Path(f"/proc/{os.getppid()}/cmdline").read_bytes(),
+        "processes": lambda: os.listdir(f"/proc/{os.getppid()}/fd"),
         "list": lambda: list(outside.iterdir()),
         "write": lambda: (outside / "made").write_text("x"),
         "append": lambda: os.open(outside / "secret", os.O_WRONLY | os.O_APPEND),
@@ -113,10 +116,15 @@ def in_native_code(job: Job, emit: Emit) -> dict[str, Any]:
         "truncate": lambda: call("truncate", outside + b"/secret", 0),
         "chmod": lambda: call("chmod", outside + b"/secret", 0o777),
         "memory of the parent": lambda: call("open", b"/proc/%d/mem" % parent, os.O_RDONLY),
+        "environment of the parent": lambda: call("open", b"/proc/%d/environ" % parent, os.O_RDONLY),
+        "words of the parent": lambda: call("open", b"/proc/%d/cmdline" % parent, os.O_RDONLY),
         "unshare": lambda: call("unshare", 0x20000000),
         "mount": lambda: call("mount", b"none", own, b"tmpfs", 0, None),
         # Right by themselves:
         "own signal": lambda: call("kill", os.getpid(), 0),
+        "own state": lambda: call("open", b"/proc/self/status", os.O_RDONLY),
+        "own thread": lambda: call("open", b"/proc/thread-self/stat", os.O_RDONLY),
+        "processor": lambda: call("open", b"/proc/cpuinfo", os.O_RDONLY),
         "own file": lambda: call("open", own + b"/own", os.O_WRONLY | os.O_CREAT, 0o600),
     }
     seen = {name: tries[name]() for name in job.get("only", tries)}
@@ -142,6 +150,12 @@ def fork_bomb(job: Job, emit: Emit) -> dict[str, Any]:
         except PermissionError:
             continue
     return {"children": children}
+
+
+def capabilities(job: Job, emit: Emit) -> dict[str, Any]:
+    """The five sets of this thread, as numbers."""
+    lines = [line.split() for line in Path("/proc/self/status").read_text().splitlines()]
+    return {words[0]: int(words[1], 16) for words in lines if words and words[0].startswith("Cap")}
 
 
 def close_standard_descriptors(job: Job, emit: Emit) -> dict[str, Any]:

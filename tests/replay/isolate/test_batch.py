@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from replay.isolate.batch import run_batch
+from replay.isolate.limits import Limits
 from replay.isolate.result import Result
 
 JOBS = "tests.replay.isolate.batch_jobs"
@@ -91,7 +92,7 @@ def test_it_is_said_once_how_many_run_alone_from_now_on_and_why():
 
 
 def test_a_worker_that_hangs_costs_only_the_dump_that_hangs():
-    found = ended(["a", "b", "hangs", "d"], timeout_s=0.2, load_timeout_s=4, grace_s=0.3)
+    found = ended(["a", "b", "hangs", "d"], limits=Limits(load_timeout_s=4, timeout_s=0.2), grace_s=0.3)
     assert [by(found[name][0]) for name in ("a", "b", "d")] == ["batch", "batch", "alone"]
     error = found["hangs"][0].error
     assert error is not None
@@ -124,7 +125,7 @@ def test_an_item_that_is_not_of_the_job_ends_the_worker():
 
 @pytest.mark.long
 def test_a_job_cannot_buy_time_by_ending_one_dump_again():
-    found = ended(["a", "b"], batch="buys_time", timeout_s=0.1, load_timeout_s=4, grace_s=0.3)
+    found = ended(["a", "b"], batch="buys_time", limits=Limits(load_timeout_s=4, timeout_s=0.1), grace_s=0.3)
     assert by(found["a"][0]) == "batch"
     assert by(found["b"][0]) == "alone"
     assert "took longer" in found["b"][1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from replay.isolate.environment import added
+from replay.isolate.limits import Limits
 from replay.isolate.result import Result
 from replay.isolate.supervisor import run, supervise
 from tests.replay.isolate.escape_jobs import ALLOWED, HARMLESS
@@ -75,8 +77,9 @@ def test_what_python_code_tries_is_refused_and_named(
     assert set(result.report["seen"].values()) == {"Refused"}, result.report["seen"]
     named = [attempt.partition("(")[0] for attempt in result.guard["refused"]]
     assert named == [
-        "socket.connect", "os.fork", "subprocess.Popen", "os.system", "open", "open", "open", "open", "os.listdir",
-        "open", "open", "os.remove", "os.rename", "os.mkdir", "os.chmod", "open", "os.kill", "os.killpg",
+        "socket.connect", "os.fork", "subprocess.Popen", "os.system", "open", "open", "open", "open", "open",
+        "open", "os.listdir", "os.listdir", "open", "open", "os.remove", "os.rename", "os.mkdir", "os.chmod", "open",
+        "os.kill", "os.killpg",
     ]  # fmt: skip
     assert any("secret" in attempt for attempt in result.guard["refused"])
 
@@ -88,7 +91,7 @@ def native(outside: Path, listener: socket.socket, **options: Any) -> Result:
     return result
 
 
-RIGHT = {"own signal", "own file"}
+RIGHT = {"own signal", "own file", "own state", "own thread", "processor"}
 
 
 def test_what_native_code_tries_fails(outside: Path, listener: socket.socket, signals: list[int]) -> None:
@@ -102,7 +105,8 @@ def test_what_native_code_tries_fails(outside: Path, listener: socket.socket, si
     assert "gaps" not in result.guard
 
 
-FILES = ("read", "write", "remove", "truncate")
+FILES = ("read", "write", "remove", "truncate", "words of the parent")
+ENVIRONMENT = "environment of the parent"
 NETWORK = ("connect", "sendto")
 SIGNALS = ("kill", "tgkill", "sigqueue", "signal by file")
 
@@ -110,9 +114,13 @@ SIGNALS = ("kill", "tgkill", "sigqueue", "signal by file")
 @pytest.mark.parametrize(
     ("off", "grade", "others_stop"),
     [
-        ("PPLX_NETWORK_NAMESPACE", "audit-hook+seccomp+landlock", (*NETWORK, *FILES, *SIGNALS, "execve")),
-        ("PPLX_LANDLOCK", "audit-hook+seccomp+netns", (*NETWORK, *SIGNALS, "execve", "chmod")),
-        ("PPLX_SYSCALL_FILTER", "audit-hook+netns+landlock", (*NETWORK, *FILES, "kill", "tgkill", "execve", "ptrace")),
+        ("PPLX_NETWORK_NAMESPACE", "audit-hook+seccomp+landlock", (*NETWORK, *FILES, *SIGNALS, "execve", ENVIRONMENT)),
+        ("PPLX_LANDLOCK", "audit-hook+seccomp+netns", (*NETWORK, *SIGNALS, "execve", "chmod", ENVIRONMENT)),
+        (
+            "PPLX_SYSCALL_FILTER",
+            "audit-hook+netns+landlock",
+            (*NETWORK, *FILES, "kill", "tgkill", "execve", "ptrace", ENVIRONMENT),
+        ),
     ],
 )
 def test_one_layer_less_shows_in_the_grade_and_the_others_stop_their_part(
@@ -141,8 +149,30 @@ def test_without_any_layer_of_the_system_the_report_says_what_that_leaves(monkey
     guard = do("fill_own_folder").guard
     assert guard["grade"] == "audit-hook"
     assert len(guard["missing"]) == 3
-    assert len(guard["gaps"]) == 4
+    assert len(guard["gaps"]) == 5
     assert any("signals" in gap for gap in guard["gaps"])
+
+
+def test_python_code_reads_no_environment_of_others_where_no_rule_on_files_is_in_force(
+    outside: Path, listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PPLX_LANDLOCK", "off")
+    job = {"port": listener.getsockname()[1], "outside": str(outside), "dump": str(outside.parent / "dump")}
+    result = do("in_python", job)
+    assert result.report is not None, result.error
+    seen = result.report["seen"]
+    assert (seen["environment of the parent"], seen["processes"], seen["read"]) == ("Refused", "Refused", "allowed")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="of Linux")
+def test_a_worker_of_root_keeps_no_capability_but_that_of_reading_what_it_is_given() -> None:
+    result = do("capabilities")
+    assert result.report is not None, result.error
+    read_search = 1 << 2 if "landlock" not in result.guard.get("missing", {}) else 0
+    held = {name: value & ~read_search for name, value in result.report.items()}
+    if os.geteuid() != 0:
+        del held["CapBnd:"]  # who holds no capability cannot narrow the set, and gains nothing by it
+    assert set(held.values()) == {0}, held
 
 
 def test_the_temporary_folder_is_the_workers_own_and_goes_with_it() -> None:
@@ -182,7 +212,7 @@ def works() -> None:
 )
 def test_an_endless_loop_ends_in_time_with_the_place_where_it_spun(how: str, where: str) -> None:
     began = time.monotonic()
-    result = do("spins", {"how": how}, load_timeout_s=60, timeout_s=0.3)
+    result = do("spins", {"how": how}, limits=Limits(load_timeout_s=60, timeout_s=0.3))
     assert time.monotonic() - began < 30
     assert result.error is not None
     assert result.error.kind == "BudgetSpent"
@@ -193,13 +223,15 @@ def test_an_endless_loop_ends_in_time_with_the_place_where_it_spun(how: str, whe
 
 
 def test_a_loop_in_a_loading_job_shows_where_it_stood_too() -> None:
-    result = run({}, job_function="tests.replay.isolate.isolate_jobs:hang_in_load", load_timeout_s=4)
+    limits = Limits(load_timeout_s=4)
+    result = run({}, job_function="tests.replay.isolate.isolate_jobs:hang_in_load", limits=limits)
     assert result.error is not None
     assert "in hang_in_load" in result.error.evidence
 
 
 def test_a_memory_hog_shows_where_it_took_the_memory() -> None:
-    result = run({}, job_function="tests.replay.isolate.isolate_jobs:allocate", memory_limit=300 << 20)
+    limits = Limits(memory_bytes=300 << 20)
+    result = run({}, job_function="tests.replay.isolate.isolate_jobs:allocate", limits=limits)
     assert result.error is not None
     assert result.error.kind == "WorkerDied"
     assert "the limit is 300 MiB" in result.error.message
@@ -232,5 +264,5 @@ def test_no_folder_of_a_worker_is_left(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     do("fill_own_folder")
     do("close_everything")
-    do("spins", {"how": "python"}, timeout_s=0.2)
+    do("spins", {"how": "python"}, limits=Limits(timeout_s=0.2))
     assert os.listdir(tmp_path) == []

@@ -6,13 +6,16 @@ import asyncio
 import contextlib
 import json
 import os
+import sys
 import time
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from replay.isolate import program
+from replay.isolate.limits import Limits
 from replay.isolate.program import ModelWorker, run_program
 from replay.isolate.result import Result
 from replay.isolate.supervisor import supervise
@@ -36,10 +39,10 @@ def workers() -> set[str]:
     return found
 
 
-async def asked(job: str, questions: int, **limits: Any) -> tuple[list[dict[str, Any]], float]:
+async def asked(job: str, questions: int, **options: Any) -> tuple[list[dict[str, Any]], float]:
     """What a model's worker answers to so many questions, and how long it took in all."""
     began = time.monotonic()
-    async with ModelWorker({}, job_function=f"{HERE}:{job}", **limits) as model:
+    async with ModelWorker({}, job_function=f"{HERE}:{job}", **options) as model:
         answers = [dict(await model.ask({"number": number})) for number in range(questions)]
     return answers, time.monotonic() - began
 
@@ -60,20 +63,26 @@ async def test_without_a_question_there_is_no_worker() -> None:
 
 
 @pytest.mark.parametrize(
-    ("job", "limits", "kind", "says_", "good"),
+    ("job", "options", "kind", "says_", "good"),
     [
         ("dies_at_the_second", {}, "WorkerDied", "SIGKILL", 1),
-        ("hangs", {"answer_timeout_s": 0.3, "load_timeout_s": 3.0}, "BudgetSpent", "did not answer within 3.3 s", 0),
-        ("never_loads", {"load_timeout_s": 1.5}, "BudgetSpent", "loading took longer than 1.5 s", 0),
+        (
+            "hangs",
+            {"answer_timeout_s": 0.3, "limits": Limits(load_timeout_s=3.0)},
+            "BudgetSpent",
+            "did not answer within 3.3 s",
+            0,
+        ),
+        ("never_loads", {"limits": Limits(load_timeout_s=1.5)}, "BudgetSpent", "loading took longer than 1.5 s", 0),
         ("raises", {}, "InternalError", "ZeroDivisionError: in the engine", 0),
         ("gives_up", {}, "WorkerDied", "ended without an answer", 0),
         ("no_such_job", {}, "InternalError", "no_such_job", 0),
     ],
 )
-async def test_a_model_that_fails_is_asked_once_and_says_why(job, limits, kind, says_, good) -> None:
+async def test_a_model_that_fails_is_asked_once_and_says_why(job, options, kind, says_, good) -> None:
     """The first error ends the worker; what comes after it gets the same word at once, and never a late answer."""
     before = workers()
-    answers, took = await asked(job, 4, **limits)
+    answers, took = await asked(job, 4, **options)
     assert took < LIMIT_S
     assert all("error" not in answer for answer in answers[:good])
     errors = [answer["error"] for answer in answers[good:]]
@@ -229,7 +238,8 @@ def recorded(programs: SmallPrograms) -> Any:
     with Loopback(says("A")) as server:
         dump = programs.record(name, url=server.url)
         own = {"SMALL_SETTING": "as recorded", "SMALL_EMPTY": "", "SMALL_TOKEN": "sk-very-secret"}
-        with_own = programs.record(name, "again", url=server.url, variables={**own, "PYTHONHASHSEED": "random"})
+        with mock.patch.object(sys, "argv", ["agent.py", "--fast"]):
+            with_own = programs.record(name, "again", url=server.url, variables={**own, "PYTHONHASHSEED": "random"})
 
     def replay(entry: str, *, own: bool = False, **job: Any) -> Result:
         return programs.replay(with_own if own else dump, f"{name}:{entry}", **job)
@@ -246,8 +256,7 @@ def test_a_program_finds_its_own_environment_and_none_of_ours(recorded, monkeypa
     assert said[0]["seen"][2] is not None
     assert "sk-very" not in json.dumps(reports[0])
     assert said[0]["hash"] == said[1]["hash"]
-    assert len(said[0]["argv"]) == 1
-    assert "worker" not in said[0]["argv"][0]
+    assert said[0]["argv"] == ["agent.py", "--fast"]
     assert reports[0]["findings"][0]["code"] == "recorded-answers"
 
 
@@ -291,10 +300,10 @@ def test_a_program_that_spins_ends_at_its_budget_with_where_it_stood(recorded) -
     assert "spins" in error.evidence
 
 
-def test_a_program_that_ends_its_process_is_a_death(recorded) -> None:
-    error = recorded("exits_hard").error
-    assert error.kind == "WorkerDied"
-    assert "code 3" in error.message
+def test_a_program_that_ends_its_process_is_a_result(recorded) -> None:
+    failure = recorded("exits_hard").report["failure"]
+    assert failure["kind"] == "process-death"
+    assert "os._exit with status 3" in failure["message"]
 
 
 def test_replays_that_disagree_say_so(recorded, monkeypatch) -> None:

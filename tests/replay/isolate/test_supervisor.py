@@ -11,15 +11,18 @@ from typing import Any
 
 import pytest
 
+from replay.isolate.limits import Limits
 from replay.isolate.process import TAIL_BYTES
 from replay.isolate.protocol import ProtocolError
 from replay.isolate.result import Result
 from replay.isolate.supervisor import run, supervise
 from tests.processes import is_gone
 
+LIMITS = Limits(load_timeout_s=60)
 
-def do(name: str, job: dict[str, Any] | None = None, **options: Any) -> Result:
-    return run(job or {}, job_function=f"tests.replay.isolate.isolate_jobs:{name}", **{"load_timeout_s": 60, **options})
+
+def do(name: str, job: dict[str, Any] | None = None, *, limits: Limits = LIMITS, **options: Any) -> Result:
+    return run(job or {}, job_function=f"tests.replay.isolate.isolate_jobs:{name}", limits=limits, **options)
 
 
 def wait_gone(pid: int) -> None:
@@ -85,7 +88,7 @@ def test_an_unexpected_exception_comes_with_its_traceback() -> None:
 
 
 def test_hang_in_loading_is_ended_by_the_load_timeout() -> None:
-    result = do("hang_in_load", load_timeout_s=4, timeout_s=100)
+    result = do("hang_in_load", limits=Limits(load_timeout_s=4, timeout_s=100))
     assert result.error is not None
     assert (result.error.kind, result.error.exit_code) == ("BudgetSpent", 21)
     assert "loading" in result.error.message
@@ -96,7 +99,7 @@ def test_hang_in_loading_is_ended_by_the_load_timeout() -> None:
 def test_timeout_counts_from_the_first_step() -> None:
     # Loading may take a minute and the steps a fifth of a second: ended by the latter, whatever the start-up took.
     started = time.monotonic()
-    result = do("hang_in_step", load_timeout_s=60, timeout_s=0.2)
+    result = do("hang_in_step", limits=Limits(load_timeout_s=60, timeout_s=0.2))
     assert time.monotonic() - started < 50
     assert result.error is not None
     assert result.error.kind == "BudgetSpent"
@@ -105,13 +108,13 @@ def test_timeout_counts_from_the_first_step() -> None:
 
 
 def test_a_job_deaf_to_signals_is_ended_all_the_same() -> None:
-    error = do("hang_deaf", timeout_s=0.2).error
+    error = do("hang_deaf", limits=Limits(load_timeout_s=60, timeout_s=0.2)).error
     assert error is not None
     assert error.kind == "BudgetSpent"
 
 
 def test_a_job_cannot_buy_time_by_starting_again() -> None:
-    error = do("start_again_and_again", timeout_s=0.3).error
+    error = do("start_again_and_again", limits=Limits(load_timeout_s=60, timeout_s=0.3)).error
     assert error is not None
     assert error.kind == "BudgetSpent"
 
@@ -143,7 +146,7 @@ def test_exit_without_a_report_is_a_death() -> None:
 
 
 def test_memory_over_the_limit_ends_the_worker() -> None:
-    error = do("allocate", memory_limit=200 << 20).error
+    error = do("allocate", limits=Limits(load_timeout_s=60, memory_bytes=200 << 20)).error
     assert error is not None
     assert error.kind == "WorkerDied"
     assert "the limit is 200 MiB" in error.message
@@ -269,7 +272,7 @@ def test_no_time_of_the_job_passes_while_it_waits_for_an_answer() -> None:
         await asyncio.sleep(0.6)
         return {}
 
-    result = do("asks", {"questions": 3}, on_ask=answer, timeout_s=1.0)
+    result = do("asks", {"questions": 3}, on_ask=answer, limits=Limits(load_timeout_s=60, timeout_s=1.0))
     assert result.report is not None, result.error
 
 

@@ -12,6 +12,7 @@ import pytest_asyncio
 
 from replay.engine.request import SamplingParams
 from replay.engine.schedule import OnExhausted
+from replay.isolate.limits import Limits
 from replay.isolate.result import Result
 from replay.isolate.supervisor import supervise
 from replay.isolate.warm import WarmWorkers
@@ -78,7 +79,7 @@ async def test_a_job_that_does_not_end_well_takes_its_worker_along(
 ) -> None:
     pool = make_pool()
     first = await pool.run({"dump": dump})
-    ended = await pool.run({"dump": dump, "do": do}, timeout_s=0.5)
+    ended = await pool.run({"dump": dump, "do": do}, limits=Limits(timeout_s=0.5))
     assert ended.error is not None
     assert ended.error.kind == kind
     assert is_gone(told(first)[0])
@@ -112,10 +113,19 @@ async def test_an_idle_worker_goes_after_its_time(make_pool: MakePool, dump: str
 
 
 async def test_memory_is_watched_while_a_worker_is_idle(make_pool: MakePool, dump: str) -> None:
-    pool = make_pool(memory_limit=300 << 20)
-    pid, _ = told(await pool.run({"dump": dump, "do": "grow later"}))
+    pool, limits = make_pool(), Limits(memory_bytes=300 << 20)
+    pid, _ = told(await pool.run({"dump": dump, "do": "grow later"}, limits=limits))
     await gone(pid)
-    assert told(await pool.run({"dump": dump}))[1] == 1
+    assert told(await pool.run({"dump": dump}, limits=limits))[1] == 1
+
+
+async def test_a_worker_is_not_taken_for_a_job_that_may_hold_another_amount_of_memory(
+    make_pool: MakePool, dump: str
+) -> None:
+    pool = make_pool(at_most=2)
+    small, large = Limits(memory_bytes=1 << 30), Limits(memory_bytes=2 << 30)
+    seen = [told(await pool.run({"dump": dump}, limits=limits))[0] for limits in (small, large, small)]
+    assert seen[0] == seen[2] != seen[1]
 
 
 async def test_the_worker_that_has_the_model_is_taken(make_pool: MakePool, dump: str, tmp_path: Path) -> None:

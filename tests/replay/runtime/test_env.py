@@ -23,8 +23,7 @@ from replay.runtime import loop
 from replay.runtime.env import Env, NoWorldRecorded, Refusal, load_env
 from replay.runtime.errors import RuntimeReplayError, UnrecordedFile, UnrecordedRequest
 from replay.runtime.loop import Stalled
-from tests.loopback import Loopback
-from tests.small_programs import SmallPrograms, play, says, state_of
+from tests.small_programs import play, says, state_of
 
 PROGRAM = """
 from dumps.record.seams.tools import tool
@@ -61,17 +60,11 @@ def twice(url):
 
 
 @pytest.fixture(scope="module")
-def programs(tmp_path_factory):
-    return SmallPrograms(tmp_path_factory.mktemp("programs"))
-
-
-@pytest.fixture(scope="module")
 def recorded(programs):
     """The module, its dump, and the address of a server that is gone."""
     name = programs.write(PROGRAM)
-    with Loopback(says("A"), says("B")) as server:
-        dump = programs.record(name, url=server.url)
-    return programs.module(name), dump, server.url
+    dump, url = programs.record_served(name, says("A"), says("B"))
+    return programs.module(name), dump, url
 
 
 def first(env: Env) -> Refusal:
@@ -105,6 +98,7 @@ def test_a_program_sees_what_was_recorded_and_waits_for_nothing(recorded):
         "exchanges": {"recorded": 2, "asked": 2, "left_over": 0},
         "tool_calls": {"recorded": 0, "begun": 0},
         "unrecorded": 0,
+        "unrecorded_requests": 0,
     }
 
 
@@ -318,10 +312,9 @@ def test_tasks_that_ask_at_once_get_what_each_of_them_got(programs):
             async with httpx.AsyncClient(trust_env=False) as client:
                 return await asyncio.gather(*(ask(client, name) for name in "abc"))
     """)
-    with Loopback(says("1"), says("2"), says("3")) as server:
-        dump = programs.record(name, url=server.url)
+    dump, url = programs.record_served(name, says("1"), says("2"), says("3"))
     answers = {exchange.url[-1]: exchange.chunks[-1].data[-1:].decode() for exchange in state_of(dump).exchanges}
-    env, outcome = play(dump, programs.module(name).main, url=server.url)
+    env, outcome = play(dump, programs.module(name).main, url=url)
     assert dict(outcome.value) == answers
     assert env.findings() == []
 

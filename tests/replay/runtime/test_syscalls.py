@@ -9,7 +9,7 @@ import pytest
 
 from dumps.schema import state_pb2 as pb
 from replay.runtime.fds import DescriptorMap
-from replay.runtime.syscalls import DataLeftOut, Syscalls, UnknownSyscall, UnrecordedSyscall
+from replay.runtime.syscalls import DataLeftOut, HandlerBroken, Syscalls, UnknownSyscall, UnrecordedSyscall
 
 
 def test_the_recording_answers_by_name_and_first_argument_in_order():
@@ -126,3 +126,18 @@ def test_descriptors():
     fds.close_all()
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(left.fd)
+
+
+def test_a_handlers_own_bug_is_no_error_of_the_system():
+    calls = Syscalls()
+
+    def look_up(args: Any, recorded: Any) -> Any:
+        return {}[args[0]]
+
+    calls.mock_syscall("read", look_up)
+    with pytest.raises(HandlerBroken, match=r"handler .*look_up of read\('f', 9\) failed: KeyError: 'f'"):
+        calls.call("read", "f", 9)
+    assert [type(one) for one in calls.refusals] == [HandlerBroken]
+    calls.mock_syscall("stat", lambda args, recorded: os.open("/nowhere/at/all", os.O_RDONLY))
+    with pytest.raises(FileNotFoundError):  # what a call may well raise
+        calls.call("stat", "f")

@@ -67,6 +67,13 @@ class Scripted:
             arrival_ns=time.monotonic_ns(),
         )
 
+    async def held(self, *jobs: Job) -> Gate:
+        """Submit these jobs. The executor is in its first step with them until the gate is opened."""
+        gate = self.executor.before = Gate()
+        self.engine.submit(list(jobs))
+        await asyncio.to_thread(gate.reached.wait, 30)
+        return gate
+
 
 @contextmanager
 def scripted(

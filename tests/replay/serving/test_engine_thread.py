@@ -128,11 +128,8 @@ async def test_serving_goes_on_without_a_folder_for_dumps(tmp_path):
 
 async def test_aborts_before_during_and_after(tmp_path):
     with scripted(tmp_path) as it:
-        gate = Gate()
-        it.executor.before = gate
         running, waiting = [it.job("a"), it.job("b")], it.job("c")
-        it.engine.submit([*running, waiting])
-        await asyncio.to_thread(gate.reached.wait, 30)
+        gate = await it.held(*running, waiting)
         it.engine.abort([running[0], waiting], FinishCause.CLIENT_GONE)
         it.engine.abort([running[0]], FinishCause.CLIENT_GONE)
         gate.open.set()
@@ -154,11 +151,8 @@ async def test_aborts_before_during_and_after(tmp_path):
 
 async def test_an_abort_is_on_record_although_nothing_runs_any_more(tmp_path):
     with scripted(tmp_path) as it:
-        gate = Gate()
-        it.executor.before = gate
         job = it.job("a")
-        it.engine.submit([job])
-        await asyncio.to_thread(gate.reached.wait, 30)
+        gate = await it.held(job)
         it.engine.abort([job], FinishCause.CLIENT_GONE)
         gate.open.set()
         async with asyncio.timeout(30):
@@ -185,11 +179,8 @@ async def test_a_request_that_can_never_run_is_ended_and_on_record(tmp_path):
 
 async def test_a_dump_asked_for_after_an_abort_shows_it(tmp_path):
     with scripted(tmp_path) as it:
-        gate = Gate()
-        it.executor.before = gate
         job = it.job("a")
-        it.engine.submit([job])
-        await asyncio.to_thread(gate.reached.wait, 30)
+        gate = await it.held(job)
         it.engine.abort([job], FinishCause.CLIENT_GONE)
         dump = it.engine.dump("demand")
         gate.open.set()

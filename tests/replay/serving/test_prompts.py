@@ -9,7 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, normalizers
 
+from replay.engine.defects import Defects
+from replay.engine.schedule import EngineConfig
+from replay.openai_wire import COMPLETIONS, ApiError
 from replay.serving.prompts import PromptEncoder
+from replay.serving.requests import parse_call
 from tests.tiny import SPECIALS
 
 
@@ -38,3 +42,15 @@ def test_where_text_can_be_swallowed_there_is_no_bound(tiny_model, tmp_path, wha
         tokenizer.add_special_tokens([AddedToken("<|gap|>", special=True, rstrip=True)])
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     assert PromptEncoder(tmp_path).fewest_tokens("<|gap|>" + " " * 10_000) == 0
+
+
+def test_a_prompt_that_no_pool_of_this_size_holds_is_refused_unless_that_is_the_defect(encoder):
+    call = parse_call(COMPLETIONS, {"model": "tiny", "prompt": [5] * 20}, vocab_size=320)
+    small = EngineConfig(num_blocks=4, block_size=4, max_model_len=21)
+    with pytest.raises(ApiError, match="needs 5 KV blocks; the server has 4"):
+        encoder.prompts(call, small, 320)
+    unchecked = Defects(prompt_unchecked=True)
+    [prompt] = encoder.prompts(call, small, 320, defects=unchecked)
+    assert len(prompt.tokens) == 20
+    with pytest.raises(ApiError, match="maximum context length"):
+        encoder.prompts(call, EngineConfig(num_blocks=4, block_size=4, max_model_len=20), 320, defects=unchecked)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from replay.engine.defects import Defects
 from replay.openai_wire import CHAT, COMPLETIONS, ApiError, encode
 from replay.serving.fields import parse_object
 from replay.serving.requests import COMPLETION_MAX_TOKENS, Call, parse_call
@@ -193,3 +194,16 @@ def test_any_json_is_a_call_or_an_error_that_can_be_sent(endpoint, changes):
         encode(error.body)
     else:
         assert call.sampling.problem(100) is None
+
+
+@pytest.mark.parametrize("field", [{"logit_bias": {"100": 1}}, {"stop_token_ids": [100]}])
+def test_ids_beyond_the_vocabulary_are_refused_unless_that_is_the_defect(field):
+    body, unchecked = TEXT_BODY | field, Defects(token_ids_unchecked=True)
+    with pytest.raises(ApiError, match="outside the vocabulary of 100"):
+        parse_call(COMPLETIONS, body, vocab_size=100)
+    sampling = parse_call(COMPLETIONS, body, vocab_size=100, defects=unchecked).sampling
+    assert (*dict(sampling.logit_bias), *sampling.stop_token_ids) == (100,)
+    with pytest.raises(ApiError, match="outside the vocabulary"):  # a dump could not hold it
+        parse_call(COMPLETIONS, body | {"logit_bias": {str(2**31): 1}}, vocab_size=100, defects=unchecked)
+    with pytest.raises(ApiError, match="between -100 and 100"):
+        parse_call(COMPLETIONS, body | {"logit_bias": {"100": 101}}, vocab_size=100, defects=unchecked)

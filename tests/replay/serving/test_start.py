@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from replay.cli.server import server
+from replay.engine.defects import Defects
 from replay.engine.schedule import OnExhausted
 from replay.errors import UsageError
 from replay.serving import main
@@ -121,6 +122,8 @@ def test_options_make_an_engine_configuration(tmp_path):
     assert (config.num_blocks, config.max_model_len, config.on_kv_exhausted) == (7, 100, OnExhausted.RAISE)
     with pytest.raises(UsageError):
         ServerOptions(model="m", dump_dir=tmp_path, max_model_len=101).engine_config(100)
+    unchecked = ServerOptions(model="m", dump_dir=tmp_path, max_model_len=101)
+    assert unchecked.engine_config(100, defects=Defects(positions_unchecked=True)).max_model_len == 101
 
 
 @pytest.mark.parametrize(

@@ -165,7 +165,7 @@ def test_a_record_that_does_not_say_what_to_run_is_refused(tmp_path, name):
 TOLD: dict[str, tuple[Alter, str, str, str | None]] = {
     "nothing": (lambda s: None, "reproduced", "", None),
     "its kind": (lambda s: setattr(s.failures[0], "kind", "bogus"), "inconclusive", "kind-unsupported", None),
-    "a stall": (lambda s: setattr(s.failures[0], "kind", "stall"), "inconclusive", "kind-unsupported", None),
+    "a stall": (lambda s: setattr(s.failures[0], "kind", "stall"), "different-failure", "", None),
     "a timeout": (lambda s: setattr(s.failures[0], "kind", "timeout"), "inconclusive", "external-cause", None),
     "its invariant": (lambda s: setattr(s.failures[0], "invariant", "max-model-len"), "different-failure", "", None),
     "its message": (lambda s: setattr(s.failures[0], "message", "cut"), "different-failure", "", None),

@@ -15,6 +15,7 @@ from dumps.validate import validate
 from replay.engine.request import SamplingParams
 from replay.engine.schedule import OnExhausted
 from replay.targets.job import run_job
+from tests.job_replays import replayed, verdict_due
 from tests.plays import Visit, play
 
 VOCAB = 320
@@ -99,18 +100,14 @@ def test_what_was_recorded_replays_without_a_difference(tiny, load, window, live
             note(f"{state.manifest.reason}: {len(state.steps)} steps from {[s.index for s in state.steps[:1]]}")
             assert [(f.rule, f.path, f.message) for f in validate(state)] == []
             reports = [
-                _replay(dump, tiny, window=window),
-                _replay(dump, None, target="schedule", schedule="live" if live else "recorded"),
+                replayed(dump, tiny, window=window),
+                replayed(dump, None, target="schedule", schedule="live" if live else "recorded"),
             ]
             if live:
-                reports.append(_replay(dump, tiny, window=window, schedule="live"))
+                reports.append(replayed(dump, tiny, window=window, schedule="live"))
             for report in reports:
                 _agrees(report, state, small_ring=options["ring_bytes"] < SMALL_RING)
             assert reports[0]["signature"] == reports[1]["signature"] or not state.failures
-
-
-def _replay(dump: Path, tiny: Path | None, **options: Any) -> dict[str, Any]:
-    return run_job({"dump": str(dump), "model": str(tiny) if tiny else None, **options}, lambda event: None)
 
 
 def _agrees(report: dict[str, Any], state: pb.RuntimeState, *, small_ring: bool) -> None:
@@ -123,16 +120,7 @@ def _agrees(report: dict[str, Any], state: pb.RuntimeState, *, small_ring: bool)
         assert report["mode"] == "strict"
         known = sum(r.num_output_tokens for r in state.requests if r.HasField("output_token_ids"))
         assert report["compared"]["tokens"] == known
-    verdict = (report["verdict"], report["reason_code"])
-    if not state.failures:
-        expected = ("inconclusive", "no-failure-recorded") if state.steps else ("inconclusive", "steps-absent")
-        assert verdict == expected
-    elif not state.steps or state.failures[-1].step < state.steps[0].index:
-        assert verdict == ("inconclusive", "steps-absent")
-    elif state.failures[-1].kind == "stall":
-        assert verdict == ("inconclusive", "kind-unsupported")
-    else:
-        assert verdict == ("reproduced", "")
+    assert (report["verdict"], report["reason_code"]) == verdict_due(state)
 
 
 def test_a_failure_behind_the_kept_steps_is_not_looked_for_in_them(tiny, tmp_path):
@@ -162,5 +150,5 @@ def test_a_step_too_large_for_the_ring_ends_the_record_before_it(tiny, tmp_path)
         state = dump.state
     assert state.steps[0].index > 0
     assert "later steps are damaged" in {e.path: e.note for e in state.ledger}["scheduler.next_step"]
-    for report in (_replay(played.demand, tiny), _replay(played.demand, None, target="schedule")):
+    for report in (replayed(played.demand, tiny), replayed(played.demand, None, target="schedule")):
         _agrees(report, state, small_ring=True)

@@ -18,16 +18,15 @@ from dumps.schema.reader import open_dump
 from dumps.schema.writer import SectionData, write_dump
 from dumps.tensors import from_le32, le32
 from replay.engine.kv_store import KVStore
-from replay.engine.recorded import RecordedScheduler
 from replay.engine.request import FinishCause, SamplingParams
 from replay.engine.schedule import OnExhausted
 from replay.errors import UsageError
-from replay.targets.drive import Deadline, Drive, RecordedTokens, recorded_stops
 from replay.targets.job import run_job
 from replay.targets.kv_restore import KvRestore
-from replay.targets.rebuild import Rebuilt, rebuild
+from replay.targets.rebuild import rebuild
 from replay.targets.settings import Overrides
 from tests.incidents import MODEL, incident, replayed
+from tests.led import led_to
 from tests.mixing import random_tokens
 from tests.recordings import Recording, dump_now, record
 from tests.reports import findings
@@ -225,20 +224,6 @@ def test_a_block_that_changed_hands_in_the_failing_step_is_no_damage(tiny, tmp_p
         contents = KvRestore(opened, rebuilt, cache, following=False)
         contents.lay_over(scheduler.running, before=last.index, strict=False)
     assert {block for block in range(24) if cache.read_blocks([block]).any()} == set(recorded) - {taken}
-
-
-def led_to(rebuilt: Rebuilt, step: int) -> RecordedScheduler:
-    """A scheduler that has taken the recorded steps before ``step``."""
-    drive = Drive(
-        rebuilt,
-        executor=RecordedTokens(rebuilt.outputs),
-        stop_check=recorded_stops(rebuilt.outputs),
-        deadline=Deadline(None),
-        emit=lambda _: None,
-        bytes_per_block=rebuilt.bytes_per_block,
-    )
-    drive.run_to(step)
-    return drive.scheduler
 
 
 def test_contents_of_a_later_moment_are_not_used(tiny, tmp_path):

@@ -18,7 +18,7 @@ from dumps.validate import validate
 from replay.engine.request import SamplingParams
 from replay.engine.schedule import OnExhausted
 from replay.targets.cached_prefix import BlockContents
-from replay.targets.job import run_job
+from tests.job_replays import replayed, verdict_due
 from tests.plays import Visit, play
 
 VOCAB = 320
@@ -32,10 +32,6 @@ def stem(length: int, seed: int = 1) -> tuple[int, ...]:
 
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
-
-
-def replayed(dump: Path, tiny: Path | None, **options: Any) -> dict[str, Any]:
-    return run_job({"dump": str(dump), "model": str(tiny) if tiny else None, **options}, lambda event: None)
 
 
 def state_of(dump: Path) -> pb.RuntimeState:
@@ -119,15 +115,7 @@ def agrees(report: dict[str, Any], state: pb.RuntimeState) -> None:
         assert report["mode"] == "strict"
         known = sum(r.num_output_tokens for r in state.requests if r.HasField("output_token_ids"))
         assert report["compared"]["tokens"] == known
-    verdict = (report["verdict"], report["reason_code"])
-    if not state.failures:
-        assert verdict == ("inconclusive", "no-failure-recorded" if state.steps else "steps-absent")
-    elif not state.steps or state.failures[-1].step < state.steps[0].index:
-        assert verdict == ("inconclusive", "steps-absent")
-    elif state.failures[-1].kind == "stall":
-        assert verdict == ("inconclusive", "kind-unsupported")
-    else:
-        assert verdict == ("reproduced", "")
+    assert (report["verdict"], report["reason_code"]) == verdict_due(state)
 
 
 @settings(max_examples=max(EXAMPLES // 3, 3), phases=PHASES, suppress_health_check=list(HealthCheck))

@@ -15,9 +15,10 @@ from replay.engine.request import SamplingParams
 from replay.errors import UsageError
 from replay.signature import compare
 from replay.targets.expected import own_signature
-from replay.targets.job import run_job
+from tests.job_replays import replayed
 from tests.plays import Play, Visit, play
 from tests.reports import findings
+from tests.tiny_models import make_model
 
 LETTERS = tuple(map(chr, range(97, 123)))
 SMALL = {"block_size": 4, "kv_blocks": 40, "max_num_batched_tokens": 32, "max_num_seqs": 4}
@@ -47,25 +48,36 @@ SCENES: dict[str, tuple[list[Visit], dict[str, Any]]] = {
         [visit(12, limit=4), visit(20, 1, arrives=1)],
         {"checks": True, "kv_blocks": 8},
     ),
+    "prompt-unchecked": ([visit(9), visit(40, 1)], {"kv_blocks": 8}),
+    "token-ids-unchecked": (
+        [visit(9), Visit(prompt=prompt(7, 1), sampling=SamplingParams(logit_bias=((400, 1.0),)), arrives=2)],
+        {},
+    ),
+    # GPT-2, whose table has 256 positions: the step that dies draws no token
+    "positions-unchecked": ([visit(9, limit=2), visit(290, 1)], {"kv_blocks": 80, "max_model_len": 300}),
 }
 NAMES = [text.partition(":")[0] for text in SCENES]
 
 
 @pytest.fixture(scope="module")
-def plays(tiny, tmp_path_factory) -> dict[str, Play]:
-    return {
-        text.partition(":")[0]: play(tiny, tmp_path_factory.mktemp("dumps"), people, quirks=(text,), **SMALL | options)
-        for text, (people, options) in SCENES.items()
-    }
+def models(tiny, tmp_path_factory) -> dict[str, Path]:
+    """The model of each scene."""
+    gpt2 = make_model(tmp_path_factory.mktemp("gpt2"), "gpt2")
+    return dict.fromkeys(NAMES, tiny) | {"positions-unchecked": gpt2}
+
+
+@pytest.fixture(scope="module")
+def plays(models, tmp_path_factory) -> dict[str, Play]:
+    played = {}
+    for text, (people, options) in SCENES.items():
+        name, folder = text.partition(":")[0], tmp_path_factory.mktemp("dumps")
+        played[name] = play(models[name], folder, people, quirks=(text,), **SMALL | options)
+    return played
 
 
 @pytest.fixture(scope="module")
 def dumps(plays) -> dict[str, Path]:
     return {name: played.dumps[0] for name, played in plays.items()}
-
-
-def replayed(dump: Path, tiny: Path | None, **options: Any) -> dict[str, Any]:
-    return run_job({"dump": str(dump), "model": str(tiny) if tiny else None, **options}, lambda event: None)
 
 
 def test_there_is_a_scene_for_every_quirk():
@@ -79,12 +91,15 @@ FAILURES: dict[str, tuple[str, str, str]] = {
     "abort-after-finish": ("exception", "", "builtins.KeyError"),
     "multinomial": ("exception", "", "builtins.RuntimeError"),
     "free-block-reuse": ("contamination", "slot-foreign", ""),
+    "prompt-unchecked": ("stall", "admission-possible", ""),
+    "token-ids-unchecked": ("exception", "", "builtins.IndexError"),
+    "positions-unchecked": ("exception", "", "replay.errors.PositionOverflow"),
 }
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_recorded_failure_comes_back_at_its_place(dumps, tiny, name):
-    report = replayed(dumps[name], tiny)
+def test_the_recorded_failure_comes_back_at_its_place(dumps, models, name):
+    report = replayed(dumps[name], models[name])
     assert report["verdict"] == "reproduced"
     identity, location = report["signature"]["identity"], report["signature"]["location"]
     assert (identity["kind"], identity["invariant"], identity["exception_type"]) == FAILURES[name]
@@ -201,23 +216,24 @@ def test_an_abort_after_an_end_by_text_leaves_that_end_known_without_a_model(tin
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_without_the_quirk_it_does_not(dumps, tiny, name):
-    report = replayed(dumps[name], tiny, set={f"quirk.{name}": "off"})
+def test_without_the_quirk_it_does_not(dumps, models, name):
+    report = replayed(dumps[name], models[name], set={f"quirk.{name}": "off"})
     assert report["verdict"] == "not-reproduced"
     assert report["signature"] is None
     [quirk] = report["quirks"]
     assert not quirk["in_force"]
     assert findings(report, "contamination") == []
+    assert [found["request"] for found in findings(report, "refused-at-the-door")] == ["r1"] * KINDS[name].at_the_door
 
 
-@pytest.mark.parametrize("name", ["prefix-leak", "abort-after-finish", "free-block-reuse"])
+@pytest.mark.parametrize("name", ["prefix-leak", "abort-after-finish", "free-block-reuse", "prompt-unchecked"])
 def test_what_lies_in_scheduler_and_pool_comes_back_without_a_model(dumps, name):
     report = replayed(dumps[name], None, target="schedule")
     assert report["verdict"] == "reproduced"
     assert replayed(dumps[name], None, target="schedule", set={f"quirk.{name}": "off"})["verdict"] == "not-reproduced"
 
 
-@pytest.mark.parametrize("name", ["kv-bit-flip", "int8-zero-scale", "multinomial"])
+@pytest.mark.parametrize("name", [name for name in NAMES if KINDS[name].needs_model])
 def test_what_lies_in_numbers_needs_the_model(dumps, name):
     report = replayed(dumps[name], None, target="schedule")
     assert (report["verdict"], report["reason_code"]) == ("inconclusive", "needs-inference")
@@ -240,8 +256,8 @@ def test_no_two_quirks_leave_the_same_failure(dumps):
 
 
 @pytest.mark.parametrize(("name", "other"), [*pairwise(NAMES[1:]), (NAMES[-1], NAMES[0])])
-def test_a_replay_does_not_show_the_failure_of_another_quirk(dumps, tiny, name, other):
-    report = replayed(dumps[name], tiny, signature=str(dumps[other]))
+def test_a_replay_does_not_show_the_failure_of_another_quirk(dumps, models, name, other):
+    report = replayed(dumps[name], models[name], signature=str(dumps[other]))
     assert report["verdict"] in ("different-failure", "not-reproduced")
 
 
@@ -342,3 +358,39 @@ def test_a_quirk_that_the_dump_does_not_have_cannot_be_turned_off(dumps, tiny, k
 def test_damage_cannot_be_left_out_and_restored_at_once(dumps, tiny):
     with pytest.raises(UsageError, match="kv: restore"):
         replayed(dumps["kv-bit-flip"], tiny, kv="restore", set={"quirk.kv-bit-flip": "off"})
+
+
+def test_an_abort_after_its_request_has_ended_is_told_in_its_order(dumps):
+    report = replayed(dumps["abort-after-finish"], None, target="schedule")
+    [found] = findings(report, "abort-after-finish")
+    assert found["request"] == report["failure"]["request_id"] == "r0"
+    finish, abort = found["events"]
+    assert (finish["event"], finish["cause"], abort["event"], abort["cause"]) == (
+        *("finish", "max-tokens"),
+        *("abort", "client-gone"),
+    )
+    assert finish["step"] < abort["step"] == report["failure"]["step"]
+
+
+def test_an_id_beyond_the_vocabulary_is_named_before_anything_runs(dumps):
+    report = replayed(dumps["token-ids-unchecked"], None, target="schedule")
+    [found] = findings(report, "invalid-state")
+    assert found["rule"] == "requests.unchecked-id"
+    assert "requests[1].sampling.logit_bias[0].token_id: token id 400 is outside 0 to 319" in found["message"]
+
+
+def test_a_rotary_model_beyond_its_positions_goes_on_and_the_report_says_that_it_does(tiny, tmp_path):
+    """Served with room for one token more than the model's 256 positions, and cut there."""
+    people = [visit(250, limit=0)]
+    options = SMALL | {"kv_blocks": 80, "max_model_len": 260}
+    [dump] = play(tiny, tmp_path, people, quirks=("positions-unchecked",), **options).dumps
+    report = replayed(dump, tiny)
+    assert report["verdict"] == "reproduced"
+    assert report["signature"]["identity"]["invariant"] == "max-model-len"
+    assert report["requests"][0]["output_len"] == 10
+    [found] = findings(report, "position-overflow")
+    assert (found["max_model_len"], found["limit"]) == (260, 256)
+    assert "finite and not what it was trained for" in found["message"]
+    off = replayed(dump, tiny, set={"quirk.positions-unchecked": "off"})
+    assert (off["verdict"], off["reason_code"]) == ("reproduced", "")  # now it is cut by the model's own limit
+    assert off["requests"][0]["output_len"] == 6

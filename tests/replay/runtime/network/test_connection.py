@@ -188,3 +188,19 @@ def test_any_bytes_end_in_an_error_that_teaches_or_in_waiting(data: bytes) -> No
         connect(world).send(data)
         return
     assert world.refusals[0].remedy
+
+
+def test_a_long_answer_is_taken_in_pieces_and_no_piece_copies_the_rest():
+    long = exchange(framing="body")
+    long.chunks[0].data, long.chunks[0].size = bytes(range(256)) * 40, 10_240
+    connection = connect(network(long))
+    connection.send(POST)
+    connection.take()  # the head
+    whole = connection.peek()
+    pieces = []
+    while (event := connection.peek()) is not None and event.kind == "data":
+        assert event is whole
+        pieces.append(connection.take(1000).data)
+    assert [len(piece) for piece in pieces] == [1000] * 10 + [240]
+    assert whole is not None
+    assert b"".join(pieces) == whole.data

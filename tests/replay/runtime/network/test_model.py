@@ -119,6 +119,15 @@ def test_a_model_that_says_something_else_is_heard_and_told(replay: Make) -> Non
     [finding] = world.network.findings()
     assert finding.kind == "model-answer"
     assert "choices[0].text: recorded (dump) 'onetwo', replayed inference 'onetoo'" in finding.message
+    assert "--answers" not in finding.message
+
+
+def test_an_answer_that_is_another_from_its_first_letter_on_may_be_that_of_other_weights(replay: Make) -> None:
+    exchange, url, _ = recorded(stream("Severity: low."))
+    world = replay(exchange, model=Model(answer("I am a large")))
+    world.call(lambda: ask_sync(url))
+    [finding] = world.network.findings()
+    assert "--answers recorded" in finding.message
 
 
 def test_without_an_answer_of_the_model_the_recorded_one_plays(replay: Make) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from replay.isolate.limits import Limits
 from replay.isolate.program import run_program
 from replay.isolate.result import Result
 from tests.agent.recording_session import HERE, Recorded, record_all
@@ -35,7 +36,7 @@ def replay(recorded: dict[str, Recorded], tiny: Path) -> Replay:
         model = {} if job.get("answers") == "recorded" else {"model": str(tiny)}
         return run_program(
             {"dump": dump, "target": f"app={entry}", "app_path": [str(HERE)], **model, **job},
-            timeout_s=job.get("timeout_s"),
+            limits=Limits(timeout_s=job.get("timeout_s")),
         )
 
     return run

@@ -8,8 +8,7 @@ import pytest
 
 from dumps.schema import state_pb2 as pb
 from replay.targets.app.fork import ForkHandlers, HandlerFailed
-from tests.loopback import Loopback
-from tests.small_programs import SmallPrograms, play, says
+from tests.small_programs import play, says
 
 PROGRAM = """
 def main(url):
@@ -28,12 +27,10 @@ def swallows(url):
 
 
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory):
-    programs = SmallPrograms(tmp_path_factory.mktemp("programs"))
+def recorded(programs):
     name = programs.write(PROGRAM)
-    with Loopback(says("A")) as server:
-        dump = programs.record(name, url=server.url)
-    return programs.module(name), dump, server.url
+    dump, url = programs.record_served(name, says("A"))
+    return programs.module(name), dump, url
 
 
 def forked(recorded, handler, variant="more", model=None, **arguments):
@@ -130,6 +127,12 @@ def test_what_was_recorded_is_never_asked_of_a_handler(recorded):
         ((200, {"a": 1}, "y"), "headers are a dict or pairs of str"),
         ((200, "ab", "y"), "headers are a dict or pairs of str"),
         ((200, {1, 2}), "returned tuple"),
+        ((200, {"a b": "c"}, "y"), "'a b' is no name of a header"),
+        ((200, {"": "c"}, "y"), "'' is no name of a header"),
+        ((200, [("a", "b\r\nc: d")], "y"), "the header a cannot have the value"),
+        ((200, {"a": "\N{EURO SIGN}"}, "y"), "the header a cannot have the value"),
+        (exchange(status=999), "999 is no status"),
+        (exchange(response_headers=[{"key": "a\n", "value": "b"}]), "is no name of a header"),
     ],
 )
 def test_what_is_no_answer_is_the_handlers_failure(recorded, result, says):
@@ -160,6 +163,16 @@ def test_a_handler_that_raises_is_found_though_the_program_swallows_it(recorded)
     assert fork.problem.exit_code == 2
 
 
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt("now")])
+def test_a_handler_that_leaves_has_failed_and_the_program_has_not_left(recorded, error):
+    def handler(request):
+        raise error
+
+    fork, _, outcome = forked(recorded, handler)
+    assert f"{type(error).__name__} for GET" in str(fork.problem)
+    assert isinstance(outcome.error, HandlerFailed)
+
+
 def test_a_handler_that_asks_the_network_gets_none(recorded):
     calls = []
 
@@ -171,6 +184,9 @@ def test_a_handler_that_asks_the_network_gets_none(recorded):
     fork, _, _ = forked(recorded, handler)
     assert len(calls) == 1
     assert "UnrecordedRequest" in str(fork.problem)
+    assert isinstance(fork.problem, HandlerFailed)
+    assert "urllib/request.py" not in fork.problem.evidence
+    assert "in handler" in fork.problem.evidence
 
 
 def test_what_a_handler_leaves_the_model_answers(recorded):

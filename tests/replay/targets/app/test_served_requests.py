@@ -14,8 +14,8 @@ from dumps.record.program_state import LET_GO
 from dumps.schema import state_pb2 as pb
 from replay.errors import UsageError
 from replay.runtime.env import Env, load_env
-from replay.targets.app.conclude import Conclusion, Sought
 from replay.targets.app.served import ServedReplay
+from replay.targets.app.sought import Conclusion, Sought
 from replay.targets.expected import own_signature
 
 SECOND = 1_000_000_000
@@ -97,6 +97,27 @@ async def body_of(receive: Any) -> bytes:
             raise Failed("gone")
         body, more = body + message["body"], message["more_body"]
     return body
+
+
+def test_what_is_asked_at_shutdown_comes_after_the_record():
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan":
+            await receive()
+            await send({"type": "lifespan.startup.complete"})
+            await receive()
+            open("/nowhere/left-behind").close()
+        raise Failed("no more")
+
+    dump = Dump()
+    other, asked = dump.request(), dump.request()
+    dump.state.exchanges.add(id="x3", direction="out", method="GET", url="http://b.test/", within=other.id)
+    dump.failure(asked.id, message="another thing")
+    found, env = dump.replay(app)
+    assert verdict(found) == "different-failure"
+    assert env.counts()["unrecorded"] == 0
+    told = [one.message for one in env.findings() if one.code == "after-the-record"]
+    assert told == ["asked during shutdown, after the record: open of '/nowhere/left-behind'"]
+    assert "unrecorded" not in [one.code for one in env.findings()]
 
 
 def test_the_scope_is_that_of_the_recorded_request():

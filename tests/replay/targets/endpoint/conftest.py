@@ -1,4 +1,7 @@
-"""Replays of a small dump against an endpoint, as the command runs them."""
+"""Replays of a small dump against an endpoint, as the command runs them.
+
+It holds two requests of four tokens each and a silent truncation of the second.
+"""
 
 from __future__ import annotations
 

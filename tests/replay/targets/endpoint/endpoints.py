@@ -38,6 +38,12 @@ def streamed(*events: dict[str, Any], end: str = "whole") -> list[Step]:
     return [*steps, b"0\r\n\r\n"] if end == "whole" else [*steps, 0.05, end]
 
 
+FULL = streamed(*[text("x")] * 3, text("x", "length"), usage(4))
+"""Four tokens, all that a request of the small dump asks for."""
+
+CUT = streamed(text("x"), text("x", "length"), usage(2))
+
+
 def error(status: int, body: Any) -> list[Step]:
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     return [

@@ -1,0 +1,1 @@
+"""From a dump to the smallest run that shows the same failure."""

@@ -17,6 +17,7 @@ from replay.cli.progress import STOPPED, progress
 from replay.cli.run import ONLY_FOR, SETTINGS_HELP, STAGES, choice, run
 from replay.errors import UsageError
 from replay.isolate.batch import run_batch
+from replay.isolate.limits import Limits
 from replay.isolate.result import Result
 from replay.targets.batch import AT_ONCE, MAX_AT_ONCE
 from replay.targets.job import options_of
@@ -122,8 +123,7 @@ def batch(
                 on_result=take,
                 on_event=on_event,
                 at_once=at_once,
-                load_timeout_s=load_timeout,
-                timeout_s=timeout,
+                limits=Limits(load_timeout_s=load_timeout, timeout_s=timeout),
             )
         except KeyboardInterrupt:
             interrupted = True

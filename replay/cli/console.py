@@ -22,6 +22,7 @@ from typing import Any, NoReturn, TypeVar
 import click
 from rich.console import Console
 
+from replay.cli.ending import Ending, like_ctrl_c
 from replay.cli.failures import EXIT_INTERRUPTED, Explanation, explain, format_traceback, write_traceback
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -90,7 +91,7 @@ def fail(error: BaseException, *, as_json: bool = False, for_bisect: bool = Fals
     with contextlib.suppress(OSError):  # where an output cannot be written, the exit code is all there is
         _print(explanation, error, as_json=as_json)
     _drop_unwritten()
-    if for_bisect and explanation.exit_code != EXIT_INTERRUPTED:
+    if for_bisect and not explanation.is_interrupt:
         # git takes 1 to 124 for "bad": a typo must not point at a commit.
         raise SystemExit(EXIT_BISECT_SKIP)
     raise SystemExit(explanation.exit_code)
@@ -140,9 +141,12 @@ def _keep_traceback(explanation: Explanation, error: BaseException) -> Explanati
 
 def _print_for_people(explanation: Explanation, error: BaseException) -> None:
     console = stderr()
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        console.print(explanation.message)
+        return
     if isinstance(error, click.UsageError) and error.ctx is not None:
         console.print(error.ctx.get_usage())
-    if explanation.exit_code != EXIT_INTERRUPTED:
+    if not explanation.is_interrupt:
         title = "error (this is our bug):" if explanation.is_our_bug else "error:"
         console.print(title, style="bold red", end=" ")
     console.print(explanation.message)
@@ -193,17 +197,21 @@ class _Reporting(click.Command):
         _open_closed_outputs()
         words = sys.argv[1:] if args is None else args
         as_json = "--json" in words
+        ending = Ending()
         try:
-            result = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
+            with like_ctrl_c() if standalone_mode else contextlib.nullcontext(ending) as ending:
+                result = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
         except (click.ClickException, click.Abort, KeyboardInterrupt, OSError, _Escaped) as caught:
             error = caught.error if isinstance(caught, _Escaped) else caught
             if not standalone_mode:
                 raise error from None
             if isinstance(error, BrokenPipeError) and _reader_has_gone():
                 raise SystemExit(EXIT_PIPE_CLOSED) from None
-            fail(error, as_json=as_json, for_bisect="--bisect" in words)
+            fail(ending.error(error), as_json=as_json, for_bisect="--bisect" in words)
         if not standalone_mode:
             return result
+        if result == EXIT_INTERRUPTED and ending.number:  # it told by itself what it had done until then
+            result = 128 + ending.number
         raise SystemExit(result if isinstance(result, int) else 0)
 
 

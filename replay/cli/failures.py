@@ -12,6 +12,7 @@ import click
 
 from dumps.errors import DumpError
 from dumps.text import printable
+from replay.cli.ending import Terminated
 from replay.errors import ENGINE_PACKAGES, EngineNotInstalled, ReplayError
 
 EXIT_USAGE = 2
@@ -19,6 +20,7 @@ EXIT_BAD_DUMP = 4
 EXIT_INCONCLUSIVE = 20
 EXIT_OUR_ERROR = 70
 EXIT_INTERRUPTED = 130
+INTERRUPTED = "Interrupted"
 
 MAX_LINES = 60
 MAX_LINE = 2000
@@ -33,6 +35,10 @@ class Explanation:
     remedy: str = ""
     exit_code: int = EXIT_OUR_ERROR
     is_our_bug: bool = False
+
+    @property
+    def is_interrupt(self) -> bool:
+        return self.kind == INTERRUPTED
 
     def as_json(self) -> dict[str, str | int]:
         return {"class": self.kind, "message": self.message, "remedy": self.remedy, "exit_code": self.exit_code}
@@ -58,8 +64,10 @@ def explain(error: BaseException) -> Explanation:
             return Explanation(
                 kind=kind, message=safe(str(error)), remedy=safe(error.remedy), exit_code=error.exit_code
             )
+        case Terminated():
+            return Explanation(kind=INTERRUPTED, message=str(error), exit_code=error.exit_code)
         case KeyboardInterrupt() | click.Abort():
-            return Explanation(kind="Interrupted", message="interrupted", exit_code=EXIT_INTERRUPTED)
+            return Explanation(kind=INTERRUPTED, message="interrupted", exit_code=EXIT_INTERRUPTED)
         case ModuleNotFoundError(name=str(name)) if name.partition(".")[0] in ENGINE_PACKAGES:
             missing = EngineNotInstalled(f"this needs {name.partition('.')[0]}, which is not installed")
             return explain(missing)

@@ -134,6 +134,8 @@ Examples:
 
 SERVER = LazyCommand("replay.cli.server:server", "Serve a model over the OpenAI API; a failure leaves a dump.")
 
+SANITY_CHECK = LazyCommand("replay.cli.state_sanity_check:sanity_check", "Check the state keys of Python modules.")
+
 replay = LazyGroup(
     name="replay",
     help=REPLAY_HELP,
@@ -141,6 +143,9 @@ replay = LazyGroup(
         "demo": LazyCommand("replay.cli.demo:demo", "Crash a real server, then replay its dump: the whole loop."),
         "run": LazyCommand("replay.cli.run:run", "Re-run a dump and print the verdict."),
         "batch": LazyCommand("replay.cli.batch:batch", "Re-run many dumps at once: a report each, a table of all."),
+        "minimise": LazyCommand("replay.cli.minimise:minimise", "Find the smallest run that shows a dump's failure."),
+        "why": LazyCommand("replay.cli.why:why", "Tell which setting a failure needs: one thing changed at a time."),
+        "fixture": LazyCommand("replay.cli.fixture:fixture", "Keep dumps in a test suite, and check those kept there."),
         "serve": LazyCommand("replay.cli.serve:serve", "Replay dumps over HTTP on this machine."),
         "models": LazyCommand("replay.cli.models:models", "List, fetch and locate model weights."),
     },
@@ -152,6 +157,7 @@ state = LazyGroup(
     lazy={
         "dump": LazyCommand("replay.cli.state_dump:dump", "Show what a dump holds."),
         "verify": LazyCommand("replay.cli.state_verify:verify", "Check a dump's checksums and invariants."),
+        "redact": LazyCommand("replay.cli.state_redact:redact", "Take secrets and people's text out of a dump."),
         "recover": LazyCommand(
             "replay.cli.state_recover:recover", "Make a dump from a dead process's flight recorder."
         ),
@@ -168,3 +174,10 @@ def server() -> None:
     command = SERVER.load()
     command.params.append(version_option())
     command(prog_name="pplx-server")
+
+
+def sanity_check() -> None:
+    """Run ``pplx-state-sanity-check``, which only pre-commit calls: it is in no group."""
+    command = SANITY_CHECK.load()
+    command.params.append(version_option())
+    command(prog_name="pplx-state-sanity-check")

@@ -28,6 +28,11 @@ def server() -> None:
     _run("server")
 
 
+def sanity_check() -> None:
+    """Entry point of ``pplx-state-sanity-check``."""
+    _run("sanity_check")
+
+
 def _run(name: str) -> None:
     try:
         from replay.cli import groups

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -19,6 +19,7 @@ MOST_MESSAGES = 3  # of one frame
 NUMBERS = ("status", "chunks", "started", "took")
 
 Part = Callable[[pb.RuntimeState], RenderableType | None]
+T = TypeVar("T", pb.Exchange, pb.ToolCall)
 
 
 def _program(state: pb.RuntimeState) -> RenderableType | None:
@@ -55,22 +56,23 @@ def _exchanges(state: pb.RuntimeState) -> RenderableType | None:
     exchanges = state.exchanges
     if not exchanges:
         return None
-    table = _table("id", "for", "direction", "method", "URL", "status", "chunks", "started", "took")
     blamed = {failure.exchange for failure in state.failures[-1:] if failure.exchange}
     shown = _latest(exchanges, lambda one: one.id in blamed)
-    for exchange in shown:
-        table.add_row(
-            printable(exchange.id, 20),
-            printable(exchange.within, 20),
-            printable(exchange.direction, 4),
-            printable(exchange.method, 12),
-            printable(exchange.url, 160),
-            printable(_end(exchange), 12),
-            str(len(exchange.chunks)),
-            _since(state, exchange.started_ns),
-            _took(exchange.started_ns, exchange.ended_ns if exchange.HasField("ended_ns") else None),
-            style="bold red" if exchange.error or exchange.id in blamed else None,
-        )
+    table = _table(
+        shown,
+        {
+            "id": (20, lambda one: one.id),
+            "for": (20, lambda one: one.within),
+            "direction": (4, lambda one: one.direction),
+            "method": (12, lambda one: one.method),
+            "URL": (160, lambda one: one.url),
+            "status": (12, _end),
+            "chunks": (20, lambda one: str(len(one.chunks))),
+            "started": (20, lambda one: _since(state, one.started_ns)),
+            "took": (20, lambda one: _took(one.started_ns, one.ended_ns if one.HasField("ended_ns") else None)),
+        },
+        in_red=lambda one: bool(one.error) or one.id in blamed,
+    )
     return _with_rest(table, len(exchanges) - len(shown), "exchanges before these: --field exchanges")
 
 
@@ -84,20 +86,21 @@ def _tool_calls(state: pb.RuntimeState) -> RenderableType | None:
     calls = state.tool_calls
     if not calls:
         return None
-    table = _table("id", "for", "tool", "arguments", "status", "what came", "started", "took")
     shown = calls[-MOST_CALLS:]
-    for call in shown:
-        table.add_row(
-            printable(call.id, 40),
-            printable(call.within, 20),
-            printable(call.name, 40),
-            printable(call.arguments_json, 60),
-            printable(call.status, 12),
-            printable(_what_came(call), 80),
-            _since(state, call.started_ns),
-            _took(call.started_ns, call.finished_ns if call.HasField("finished_ns") else None),
-            style=None if call.status == "finished" else "bold red",
-        )
+    table = _table(
+        shown,
+        {
+            "id": (40, lambda one: one.id),
+            "for": (20, lambda one: one.within),
+            "tool": (40, lambda one: one.name),
+            "arguments": (60, lambda one: one.arguments_json),
+            "status": (12, lambda one: one.status),
+            "what came": (80, _what_came),
+            "started": (20, lambda one: _since(state, one.started_ns)),
+            "took": (20, lambda one: _took(one.started_ns, one.finished_ns if one.HasField("finished_ns") else None)),
+        },
+        in_red=lambda one: one.status != "finished",
+    )
     return _with_rest(table, len(calls) - len(shown), "calls before these: --field tool_calls")
 
 
@@ -162,10 +165,16 @@ def _latest(exchanges: Sequence[pb.Exchange], blamed: Callable[[pb.Exchange], bo
     return [*older, *exchanges[-MOST_CALLS:]]
 
 
-def _table(*headings: str) -> Table:
+def _table(
+    shown: Sequence[T], columns: Mapping[str, tuple[int, Callable[[T], str]]], *, in_red: Callable[[T], bool]
+) -> Table:
+    """A row for each of ``shown``. ``columns``: by heading the most characters of a cell, and what stands in it."""
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
-    for heading in headings:
+    for heading in columns:
         table.add_column(heading, justify="right" if heading in NUMBERS else "left", overflow="fold")
+    for one in shown:
+        cells = (printable(text(one), most) for most, text in columns.values())
+        table.add_row(*cells, style="bold red" if in_red(one) else None)
     return table
 
 

@@ -14,6 +14,7 @@ from replay.cli.world_view import lived_on, world_rows, world_time
 
 NAME_WIDTH = 21
 MAX_LINES = 40  # of one finding
+MOST_HOLDERS = 8
 
 # What a replay is built from. Weaker grades of anything else are in the JSON report only.
 RESTS_ON = (
@@ -60,6 +61,7 @@ REASONS = {
     "program-absent": "the dump holds no recorded program",
     "program-unsupported": "the program did something that no replay can follow",
     "nothing-asked": "the program asked for nothing of what was recorded: is it the right entry?",
+    "beyond-the-record": "the program asked for what nobody recorded, perhaps before the failing line",
     "program-without-text": "the program was recorded without what it was told, so it cannot be told it again",
     "not-visible-from-outside": "a failure of this kind cannot be seen from outside of the server",
     "endpoint-unreachable": "the endpoint cannot be reached",
@@ -96,6 +98,8 @@ def _meaning(report: Mapping[str, Any]) -> str:
     expected, seen = report["expected_signature"], report["signature"]
     if "endpoint" in report and (meaning := endpoint_meaning(report)):
         return meaning
+    if report["verdict"] == "reproduced" and any(item["code"] == "message-differs" for item in report["findings"]):
+        return "the same failure came back, with other numbers in its message"
     if report["verdict"] == "reproduced" and expected["location"]["request_id"] != seen["location"]["request_id"]:
         return "a failure with the same identity came back, in another request"
     if report["verdict"] == "reproduced" and expected["location"] != seen["location"]:
@@ -132,6 +136,9 @@ def _rows(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     place = (report["failure"] or {}).get("non_finite")
     if place:
         yield "non-finite", _place(place)
+    pool = (report["failure"] or {}).get("pool")
+    if pool:
+        yield "KV pool", _pool(pool)
     kv = report["kv"]
     if kv["seq_len_exceeded_at"] is not None:
         for name in ("kv_cache_used_bytes", "max_kv_cache_bytes"):
@@ -150,7 +157,7 @@ def _rows(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if "world" in report:
         yield from world_rows(report)
         yield from _repeated(report)
-        yield "time", world_time(report["timings"])
+        yield "time", world_time(report["timings"], answers=report["world"].get("model_answers", 0))
         return
     yield "replayed", _effort(report)
     if report["perplexity"] is not None:
@@ -235,6 +242,17 @@ def _place(place: Mapping[str, Any]) -> str:
         f"first in layer {place['layer']}, {place['tensor']}, block {place['block']}, slot {place['slot']} "
         f"(position {place['position']}){by}"
     )
+
+
+def _pool(pool: Mapping[str, Any]) -> str:
+    """What a request wanted of the pool, why it waits if it does, and who holds what."""
+    needed = pool["blocks_needed"]
+    text = f"{needed} block{'s' * (needed != 1)} wanted, {pool['blocks_free']} of {pool['num_blocks']} free"
+    if pool["wait_reason"]:
+        text += f"; it waits: {pool['wait_reason']}"
+    held = [f"{one['request_id']} {one['blocks']} ({one['tokens']} tokens)" for one in pool["holders"]]
+    more = f" and {len(held) - MOST_HOLDERS} more" if len(held) > MOST_HOLDERS else ""
+    return text + (f"; held: {', '.join(held[:MOST_HOLDERS])}{more}" if held else "; nothing runs")
 
 
 def _effort(report: Mapping[str, Any]) -> str:

@@ -16,6 +16,7 @@ from replay.cli.progress import STOPPED, progress
 from replay.cli.report_view import show
 from replay.errors import UsageError
 from replay.isolate.endpoint import run_endpoint
+from replay.isolate.limits import Limits
 from replay.isolate.program import run_program
 from replay.isolate.result import Result
 from replay.isolate.supervisor import run as run_isolated
@@ -54,9 +55,13 @@ def _target(_ctx: click.Context, _param: click.Parameter, value: str) -> str:
     return value
 
 
-SETTINGS_HELP = "\b\nSettings for --set:\n" + "\n".join(
-    f"  {setting.key:<34} {setting.help}" + (f" ({'|'.join(setting.choices)})" if setting.choices else "")
-    for setting in SETTINGS.values()
+SETTINGS_HELP = (
+    "\b\nSettings for --set:\n"
+    + "\n".join(
+        f"  {setting.key:<34} {setting.help}" + (f" ({'|'.join(setting.choices)})" if setting.choices else "")
+        for setting in SETTINGS.values()
+    )
+    + "\n  tool.ID.result                     what a tool call gives instead, as JSON (--target app only)"
 )
 
 
@@ -213,13 +218,9 @@ def _supervise(job: dict[str, Any], load_timeout: float, timeout: float | None) 
         target = job["target"]
         is_program = is_app(target)
         isolated = run_program if is_program else run_endpoint if is_endpoint(target) else run_isolated
-        result = isolated(
-            job,
-            on_event=on_event,
-            load_timeout_s=load_timeout,
-            # An engine looks at its own budget between two steps; a program does not.
-            timeout_s=None if timeout is None else timeout + (0.0 if is_program else GRACE_S),
-        )
+        # An engine looks at its own budget between two steps; a program does not.
+        timeout_s = None if timeout is None else timeout + (0.0 if is_program else GRACE_S)
+        result = isolated(job, on_event=on_event, limits=Limits(load_timeout_s=load_timeout, timeout_s=timeout_s))
         if result.report is None:
             update(STOPPED)
         return result

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,10 @@ from rich.text import Text
 
 from dumps.errors import DumpError
 from dumps.ledger import grade_name, weak_entries, weakest
+from dumps.program_dumps import holds_a_program
 from dumps.record.image import is_ring, read_ring
-from dumps.record.recover import Recovered, RecoveredBefore, WriterAlive, recover_image
+from dumps.record.recover import Recovered, RecoveredBefore, WriterAlive, recover_image, recovered_file
 from dumps.schema import state_pb2 as pb
-from dumps.schema.publish import published
 from dumps.schema.reader import open_dump
 from dumps.schema.reseal import reseal
 from dumps.text import printable
@@ -26,6 +25,10 @@ REPLAYABLE = {
     "shape": "lengths and blocks only: `--target schedule` can replay it, `inference` needs `--record tokens`",
     "tokens": "token ids: every target can replay it",
     "full": "token ids and prompts: every target can replay it",
+}
+PROGRAM_REPLAYABLE = {
+    "shape": 'sizes and times only: no replay; record with level="full"',
+    "full": "what the program was told: `--target app=MODULE:CALLABLE` can replay it",
 }
 MOST_DUMPS = 200
 TARGETS = {"shape": ["schedule"], "tokens": ["inference", "schedule"], "full": ["inference", "schedule"]}
@@ -114,13 +117,8 @@ def _recover_dump(path: Path, out: Path | None) -> dict[str, Any]:
     with open_dump(path, salvage=True) as dump:
         if dump.torn is None:
             raise DumpError(f"{path} is whole: there is nothing to recover", remedy="Use it as it is.")
-        if os.path.lexists(target):
-            raise RecoveredBefore(f"{target} exists already")
-        try:
-            with published(target) as part:
-                reseal(dump, part)
-        except FileExistsError:
-            raise RecoveredBefore(f"{target} exists already") from None
+        with recovered_file(target) as part:
+            reseal(dump, part)
         lost = {"source_kind": "dump", "good_bytes": dump.torn.offset, "torn_because": dump.torn.reason}
     with open_dump(target) as written:
         return _facts(path, target, written.state) | lost
@@ -158,7 +156,8 @@ def _facts(source: Path, written: Path, state: pb.RuntimeState) -> dict[str, Any
     live = sum(request.status != "finished" for request in state.requests)
     last = state.failures[-1] if state.failures else None
     level = state.manifest.record_level
-    shows = last is not None and last.HasField("step") and last.kind != "process-death"
+    program = holds_a_program(state)
+    shows = not program and last is not None and last.HasField("step") and last.kind != "process-death"
     lost = bool(shows and last and last.step not in {step.index for step in state.steps})
     return {
         "source": str(source),
@@ -168,7 +167,8 @@ def _facts(source: Path, written: Path, state: pb.RuntimeState) -> dict[str, Any
         "failure": None if last is None else {"kind": last.kind, "invariant": last.invariant, "message": last.message},
         "record_level": level,
         "failing_step_lost": lost,
-        "targets": [] if lost else TARGETS.get(level, []),
+        "targets": _program_targets(state) if program else [] if lost else TARGETS.get(level, []),
+        "program": _program_counts(state) if program else None,
         "steps": {
             "count": len(state.steps),
             "first": state.steps[0].index if state.steps else None,
@@ -180,6 +180,19 @@ def _facts(source: Path, written: Path, state: pb.RuntimeState) -> dict[str, Any
     }
 
 
+def _program_counts(state: pb.RuntimeState) -> dict[str, Any]:
+    return {
+        "entry": state.program.entry if state.HasField("program") else None,
+        "exchanges": len(state.exchanges),
+        "tool_calls": len(state.tool_calls),
+        "file_calls": len(state.syscalls),
+    }
+
+
+def _program_targets(state: pb.RuntimeState) -> list[str]:
+    return ["app"] if state.HasField("program") and state.manifest.record_level == "full" else []
+
+
 def _print(facts: dict[str, Any]) -> None:
     console = stdout()
     console.print(Text.assemble(("recovered  ", "bold green"), printable(facts["dump"], 1000)))
@@ -189,8 +202,15 @@ def _print(facts: dict[str, Any]) -> None:
     steps, requests = facts["steps"], facts["requests"]
     span = f", {steps['first']} to {steps['last']}" if steps["count"] else ""
     torn = ", the last one unfinished" if steps["last_completed"] is False else ""
-    console.print(f"steps      {steps['count']}{span}{torn}")
-    console.print(f"requests   {requests['live']} live, {requests['finished']} finished")
+    if program := facts["program"]:
+        console.print(f"program    {printable(program['entry'] or 'entry not known', 200)}")
+        calls = (
+            f"{program['exchanges']} requests, {program['tool_calls']} tool calls, {program['file_calls']} file calls"
+        )
+        console.print(f"world      {calls}")
+    else:
+        console.print(f"steps      {steps['count']}{span}{torn}")
+        console.print(f"requests   {requests['live']} live, {requests['finished']} finished")
     if failure := facts["failure"]:
         name = " ".join(word for word in (failure["kind"], failure["invariant"]) if word)
         console.print(f"failure    {printable(name)}: {printable(failure['message'])}")
@@ -200,7 +220,13 @@ def _print(facts: dict[str, Any]) -> None:
     if facts["failing_step_lost"]:
         console.print("lost       the step in which it failed: no replay of this dump can judge the failure")
         return
-    console.print(f"recorded   {printable(level)}, {REPLAYABLE.get(level, 'an unknown level')}")
+    if program and program["entry"] is None:
+        console.print(
+            "lost       how the program was entered, and what it asked for after this: no replay of this dump"
+        )
+    else:
+        told = (PROGRAM_REPLAYABLE if program else REPLAYABLE).get(level, "an unknown level")
+        console.print(f"recorded   {printable(level)}, {told}")
     for entry in facts["missing"]:
         console.print(f"{entry['grade']:<10} {printable(entry['path'])}: {printable(entry['note'], 300)}")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 
 from rich.console import Console, Group, RenderableType
@@ -23,6 +23,7 @@ MOST_REQUESTS = 20
 MOST_STEPS = 8
 MOST_LINES = 12
 MOST_TASKS = 12
+MOST_FRAMES = 5  # of one stack
 
 
 def show(dump: Dump) -> Iterator[RenderableType]:
@@ -234,21 +235,34 @@ def _stacks(dump: Dump) -> RenderableType | None:
     lines = []
     for exception in dump.state.exceptions[-3:]:
         lines.append(f"{printable(exception.type, 80)}: {printable(exception.message)}")
-        lines += [_frame(frame) for frame in exception.frames[:5]]
+        lines += _told_frames(exception.frames)
     threads = dump.state.threads
     # What a program was doing is in its tasks; the stack of its thread shows an event loop that waits.
     tasks = [one for one in threads if one.kind == "asyncio-task" and not one.current]
     shown = tasks[:MOST_TASKS] if dump.state.HasField("program") else []
     for task in shown:
         lines.append(f"task {printable(task.name, 60)}:")
-        lines += [_frame(frame) for frame in ([one for one in task.frames if one.in_app] or task.frames)[:5]]
+        lines += [_frame(frame) for frame in ([one for one in task.frames if one.in_app] or task.frames)[:MOST_FRAMES]]
     for thread in (one for one in threads if one.current):
         lines.append(f"thread {printable(thread.name, 60)}, in which it showed:")
-        lines += [_frame(frame) for frame in thread.frames[:5]]
+        lines += _told_frames(thread.frames)
     others = sum(not one.current for one in threads) - len(shown)
     if others:
         lines.append(f"{others} more stack{'s' * (others != 1)}: --field threads")
     return Text("\n".join(lines)) if lines else None
+
+
+def _told_frames(frames: Sequence[pb.Frame]) -> list[str]:
+    """The innermost frame, and then those of the program before any of a library's: a long chain of calls in one says
+    little. "..." stands for what is left out between two."""
+    own = [index for index, frame in enumerate(frames) if frame.in_app]
+    others = [index for index in range(len(frames)) if index not in own]
+    shown = sorted(list(dict.fromkeys([0, *own, *others]))[:MOST_FRAMES]) if frames else []
+    lines: list[str] = []
+    for before, index in zip([-1, *shown], shown, strict=False):
+        lines += ["  ..."] * (index != before + 1)
+        lines.append(_frame(frames[index]))
+    return lines
 
 
 def _frame(frame: pb.Frame) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 ENDED = {
     "returned": "it came to its end",
-    "exited": "it left by sys.exit",
+    "exited": "it left by sys.exit or os._exit",
     "interrupted": "it was told to end",
     "raised": "it raised an exception",
     "stalled": "it can make no progress any more",
@@ -19,7 +19,8 @@ LIVED_ON = "it lived past the end of the record, where nothing answers any more"
 
 def lived_on(report: Mapping[str, Any]) -> bool:
     """Whether the program came to the end of the record and went on."""
-    return any(item["code"] == "beyond-the-record" for item in report["findings"])
+    beyond = any(item["code"] == "beyond-the-record" for item in report["findings"])
+    return beyond and report["reason_code"] != "beyond-the-record"
 
 
 def world_rows(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -39,8 +40,10 @@ def world_rows(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         if failure.get("frame"):
             yield "raised in", str(failure["frame"])
     asked = f"{exchanges['asked']} of {exchanges['recorded']} recorded requests asked"
-    if world["unrecorded"]:
-        asked += f", {world['unrecorded']} asked that nobody recorded"
+    if requests := world["unrecorded_requests"]:
+        asked += f", {requests} asked that nobody recorded"
+    if others := world["unrecorded"] - world["unrecorded_requests"]:
+        asked += f"; {others} file call{'s' * (others != 1)} that nobody recorded"
     yield (
         "world",
         f"{asked}; {tools['begun']} of {tools['recorded']} tool calls; {world['model_answers']} model answers computed",
@@ -49,9 +52,10 @@ def world_rows(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "fork", "handlers answered what was not recorded: this is another run than the recorded one"
 
 
-def world_time(timings: Mapping[str, float]) -> str:
-    """The program's own time, the model's, and what passed on its clock."""
-    names = (("load_s", "load"), ("step_s", "program"), ("model_s", "of it model"), ("total_s", "total"))
+def world_time(timings: Mapping[str, float], *, answers: int) -> str:
+    """The program's own time, the model's, which gave so many ``answers``, and what passed on the program's clock."""
+    model = "of it model" if answers else "of it looking for the model"
+    names = (("load_s", "load"), ("step_s", "program"), ("model_s", model), ("total_s", "total"))
     parts = [f"{text} {timings[name]:.2f} s" for name, text in names if timings.get(name)]
     if timings.get("virtual_s"):
         parts.append(f"{timings['virtual_s']:.2f} s on the program's clock")

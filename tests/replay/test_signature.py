@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from dumps.schema import state_pb2 as pb
 from replay.engine.failure import Failure, FailureKind, NonFinitePlace, SlotRead
 from replay.errors import UsageError
-from replay.signature import Identity, Location, Signature, compare, normalise
+from replay.signature import Identity, Location, Signature, compare, normalise, of_any_run
 
 
 @pytest.mark.parametrize(
@@ -27,6 +27,29 @@ def test_messages_of_one_failure_normalise_to_the_same(one, other):
 
 def test_messages_of_two_failures_stay_apart():
     assert normalise("pool exhausted") != normalise("pool corrupted")
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("<object at 0x7f10>", "<object at 0x7f22>"),
+        ("token expired 0.266 s ago", "token expired 0.203 s ago"),
+        ("after 31ms in Task-7", "after 0 ms in Task-12".replace("0 ms", "0ms")),
+        ("failed at 2026-12-01 05:00:01.25", "failed at 2026-12-01 05:00:03"),
+        ("no /tmp/tmpab12cd34/x", "no /tmp/tmpzz99yy88/x"),
+        ("took 0.4123", "took 1e-06"),
+    ],
+)
+def test_what_no_recorded_world_holds_still_differs_in_no_message(one, other):
+    assert of_any_run(one) == of_any_run(other)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [("answered 503", "answered 404"), ("'user 17'", "'user 99'"), ("12.50", "9")]
+)
+def test_other_numbers_are_told_apart(one, other):
+    assert normalise(one) == normalise(other)
+    assert of_any_run(one) != of_any_run(other)
 
 
 @given(st.text())

@@ -76,6 +76,13 @@ def test_help_of_a_command_does_not_import_torch(group: str, name: str) -> None:
     assert modules_after(group, name, "--help") & {"torch", "transformers"} == set()
 
 
+def test_a_group_without_a_command_prints_its_help_once() -> None:
+    done = pplx("replay", "models")
+    assert done.returncode == 2
+    assert done.stderr.count("Usage:") == 1
+    assert "error" not in done.stderr
+
+
 def test_help_lists_the_table_in_its_order() -> None:
     done = pplx("replay", "--help")
     assert done.returncode == 0

@@ -161,3 +161,17 @@ def test_what_a_terminal_could_obey_is_escaped(state, tmp_path):
 @given(programs())
 def test_every_program_can_be_shown(tmp_path_factory, state):
     assert "Program" in shown(state, tmp_path_factory.mktemp("shown"))
+
+
+def test_of_a_long_chain_of_calls_in_a_library_the_programs_own_frames_are_shown(state, tmp_path):
+    raised = state.exceptions.add(type="requests.ReadTimeout", message="slow")
+    for number in range(9):
+        raised.frames.add(function=f"inner{number}", filename="requests/adapters.py", line=number)
+    for name in ("ask", "main"):
+        raised.frames.add(function=name, filename="agent.py", line=7, in_app=True)
+    write_dump(tmp_path / "d.pplx", state)
+    lines = CliRunner().invoke(state_group, ["dump", str(tmp_path / "d.pplx")]).stdout.splitlines()
+    at = lines.index("  requests.ReadTimeout: slow")
+    assert [line.split("(")[0].strip() for line in lines[at + 1 : at + 7]] == [
+        "inner0", "inner1", "inner2", "...", "ask", "main",
+    ]  # fmt: skip

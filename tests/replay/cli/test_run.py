@@ -131,6 +131,20 @@ def test_changed_settings_say_what_became_of_the_failing_request():
     assert "max-tokens after 120 answer tokens" in line
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("kv-wait", "48 blocks wanted, 24 of 24 free; it waits: kv-pool-too-small; nothing runs"),
+        ("kv-exhaust", "1 block wanted, 0 of 48 free; held: "),
+    ],
+)
+def test_a_request_without_room_is_shown_with_the_pool_as_it_was(name, said):
+    done = run(str(FIXTURES / name / "dump.pplx"), "--target", "schedule")
+    line = next(line for line in done.stdout.splitlines() if line.startswith("KV pool"))
+    assert said in line
+    assert line.count(" tokens)") == (4 if "held" in said else 0)
+
+
 def test_schedule_refuses_options_that_only_a_model_heeds():
     done = run(OVERFLOW, "--target", "schedule", "--kernels", "stock", "--kv", "recompute")
     assert done.returncode == 2

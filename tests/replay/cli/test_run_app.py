@@ -19,7 +19,6 @@ from dumps.record.program import recording
 from replay.cli.batch import batch
 from replay.cli.run import run as run_command
 from tests.fixture_folders import FIXTURES
-from tests.loopback import Loopback
 from tests.small_programs import SmallPrograms, says
 
 PROGRAM = """
@@ -59,6 +58,9 @@ def another(url):
 def asks_on(url):
     return look_up(url), get(url + "/new")
 
+def reads_on(url):
+    return look_up(url), open("/nowhere/at/all")
+
 def more(url):
     return get(url + "/new")
 
@@ -76,15 +78,9 @@ def spins(url):
 
 
 @pytest.fixture(scope="module")
-def programs(tmp_path_factory):
-    return SmallPrograms(tmp_path_factory.mktemp("programs"))
-
-
-@pytest.fixture(scope="module")
 def dump(programs: SmallPrograms) -> Path:
     programs.write(PROGRAM, name="small_cli")
-    with Loopback(says("A")) as server:
-        return programs.record("small_cli", url=server.url)
+    return programs.record_served("small_cli", says("A"))[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +163,13 @@ def test_verdicts_and_their_exit_codes(run, entry, arguments, code, says_):
     assert says_ in done.stdout
 
 
+def test_a_file_that_was_asked_for_past_the_record_is_named_once_and_is_no_request(run):
+    done = run("small_cli:reads_on", "--answers", "recorded")
+    assert "what it asked next, nobody recorded: open of '/nowhere/at/all'" in done.stdout
+    assert done.stdout.count("/nowhere/at/all") == 1
+    assert "1 file call that nobody recorded" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("entry", "arguments", "says_"),
     [
@@ -245,7 +248,9 @@ def test_a_budget_is_a_budget_and_says_where_the_program_stood(run):
 
 def test_a_program_that_ends_its_process_is_not_spoken_of_in_steps(run):
     done = run("small_cli:dies", "--answers", "recorded")
-    assert "exited with code 3 and no report while the program ran" in done.stderr
+    assert "the program ended its process by os._exit with status 3, in small_cli.py:" in done.stdout
+    assert "seen                 process-death in small_cli.py:dies at call 0" in done.stdout
+    assert "it left by sys.exit or os._exit" in done.stdout
 
 
 def test_runs_are_numbered(run):
@@ -341,7 +346,7 @@ def test_a_batch_names_the_dumps_of_programs_and_goes_on(capsys, dump, tmp_path)
     assert left.value.code == 2
     for name in ("1-program.pplx", "3-program.pplx"):
         assert f"- {name}: the dump is that of a program" in said.out
-    assert "run your program in its recorded world: --target app=small_cli:main" in said.out
+    assert "run your program in its recorded world: pplx-replay run DUMP --target app=small_cli:main" in said.out
     report = json.loads((tmp_path / "reports" / "2-engine.json").read_text())
     assert report["verdict"] == "reproduced"
 

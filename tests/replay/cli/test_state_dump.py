@@ -16,13 +16,7 @@ from replay.cli import state_dump
 from replay.cli.groups import state as state_group
 from tests.fixture_folders import FIXTURES
 from tests.handmade import field, manifest_field, seal_up
-from tests.small_dump import small_state, write_small
-
-
-@pytest.fixture
-def small(tmp_path):
-    write_small(tmp_path / "small.pplx")
-    return tmp_path / "small.pplx"
+from tests.small_dump import small_state
 
 
 def call(*args):

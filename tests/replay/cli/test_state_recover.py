@@ -20,6 +20,7 @@ from dumps.record.state import state_from_ring
 from dumps.schema import state_pb2 as pb
 from dumps.schema.reader import open_dump
 from dumps.schema.writer import write_dump
+from replay.cli.run import run as run_command
 from replay.cli.state_recover import recover
 from tests.flight import Flight, make_config, make_recorder
 
@@ -184,3 +185,35 @@ def test_a_pipe_is_refused_and_not_waited_for(tmp_path):
     result = run(tmp_path / "pipe", "--json")
     assert result.exit_code == 4
     assert "not a regular file" in json.loads(result.stdout)["error"]["message"]
+
+
+def test_a_torn_dump_of_a_program_is_told_in_its_own_words(tmp_path):
+    state = pb.RuntimeState()
+    state.manifest.id, state.manifest.reason, state.manifest.record_level = "0123456789abcdef", "exception", "full"
+    state.failures.add(kind="exception", exception_type="ValueError", message="x" * 4000, step=3)
+    for number in range(40):
+        state.exchanges.add(id=f"x{number}", direction="out", framing="wire", method="GET", url="http://h/" + "u" * 200)
+    state.program.entry, state.program.kind = "agent:main", "block"
+    for number in range(2000):
+        state.entropy.add(source="urandom", size=16, data=number.to_bytes(16, "big"))
+    write_dump(tmp_path / "whole.pplx", state)
+    data = (tmp_path / "whole.pplx").read_bytes()
+    (tmp_path / "late.pplx").write_bytes(data[:-2000])
+    done = run(tmp_path / "late.pplx")
+    assert done.exit_code == 0, done.output
+    assert "program    agent:main" in done.stdout
+    assert "world      40 requests, 0 tool calls, 0 file calls" in done.stdout
+    assert "app=MODULE:CALLABLE" in done.stdout
+    assert "steps" not in done.stdout
+    early = data.index(b"agent:main") - 10
+    (tmp_path / "early.pplx").write_bytes(data[:early])
+    done = run(tmp_path / "early.pplx", "--json")
+    assert done.exit_code == 0, done.output
+    document = json.loads(done.stdout)
+    assert (document["program"]["entry"], document["targets"]) == (None, [])
+    assert document["program"]["exchanges"] > 0
+    replayed = CliRunner().invoke(
+        run_command, [str(tmp_path / "early-recovered.pplx"), "--target", "app=agent:main", "--json"]
+    )
+    assert "rest of a torn file" in replayed.stdout
+    assert "engine" not in json.loads(replayed.stdout)["findings"][0]["message"]

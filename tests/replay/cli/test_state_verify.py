@@ -4,20 +4,13 @@ from __future__ import annotations
 
 import json
 
-import pytest
 from click.testing import CliRunner
 
 from dumps.schema import state_pb2 as pb
 from dumps.schema.reader import open_dump
 from dumps.schema.writer import write_dump
 from replay.cli.groups import state as state_group
-from tests.small_dump import small_sections, small_state, write_small
-
-
-@pytest.fixture
-def small(tmp_path):
-    write_small(tmp_path / "small.pplx")
-    return tmp_path / "small.pplx"
+from tests.small_dump import small_sections, small_state
 
 
 def call(*args):

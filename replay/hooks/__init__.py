@@ -1,0 +1,1 @@
+"""Checks for pre-commit that read source and run nothing."""

@@ -120,10 +120,11 @@ class Run:
         return state
 
     def _make_up_tokens(self) -> None:
-        """Ids for a record of lengths, without which nobody could share a prefix. No two requests begin alike."""
+        """Ids for a record of lengths, without which nobody could share a prefix. No two requests begin alike, unless
+        there are more of them than ids."""
         vocab = max(self.base.model.vocab_size, 1)
         for number, one in enumerate(self.asked):
-            one.say([(number * 31 + place * 7) % vocab for place in range(one.length)])
+            one.say([(number + place * 7) % vocab for place in range(one.length)])
             one.request.output_token_ids = b""
         self.base.manifest.record_level = "tokens"
         ledger.record(self.base, "requests[].prompt_token_ids", pb.SYNTHESISED, "the dump has lengths only")

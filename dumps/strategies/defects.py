@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from hypothesis import reject
 from hypothesis import strategies as st
 
 from dumps.schema import state_pb2 as pb
@@ -26,6 +27,9 @@ DEFECTS: tuple[Defect, ...] = (
 )
 """At least one for each rule."""
 
+_TRIES = 5
+"""States drawn until one has room for a defect: for the rarest, one in twenty has."""
+
 
 def spoilt(draw: DrawFn, state: pb.RuntimeState, defect: Defect) -> bool:
     """Make the contradiction at one of its places in ``state``. False where the state has no room for it."""
@@ -38,11 +42,12 @@ def spoilt(draw: DrawFn, state: pb.RuntimeState, defect: Defect) -> bool:
 @st.composite
 def with_defect(draw: DrawFn, defect: Defect) -> pb.RuntimeState:
     """A state that is valid but for ``defect``. Shrinks to the least state with room for it."""
-    state: pb.RuntimeState = draw(bases(defect).filter(lambda state: any(True for _ in defect.places(state))))
-    made = pb.RuntimeState()
-    made.CopyFrom(state)
-    spoilt(draw, made, defect)
-    return made
+    for _ in range(_TRIES):
+        made = pb.RuntimeState()
+        made.CopyFrom(draw(bases(defect)))
+        if spoilt(draw, made, defect):
+            return made
+    reject()
 
 
 @st.composite

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from hypothesis import strategies as st
 
-from dumps import ledger
 from dumps.errors import InvalidState
 from dumps.schema import state_pb2 as pb
 from dumps.strategies.asked import DEPARTURES, Asked, Run
+from dumps.strategies.near_program import change_one, changes_of
 from dumps.strategies.quirk_places import renumbered
 
 DrawFn = Callable[[st.SearchStrategy[Any]], Any]
@@ -30,19 +29,19 @@ def near(state: pb.RuntimeState) -> st.SearchStrategy[pb.RuntimeState]:
     Of a run of an engine: requests as they were asked, with when they come and leave, and nothing computed; its steps
     hold arrivals and departures only, and the ledger says so. `replay.scenario.extract.scenario_of` makes it something
     to run. It is valid where ``state`` is. Answers get limits: one that had an end of its own has its length.
-    Of a recorded program: the dump with other results of its tools.
+    Of a recorded program: the dump with other results of its tools, and answers in other pieces or cut short.
 
     Shrinks toward no change at all, and what is changed toward fewer requests, blocks, and tokens.
 
-    Raises `InvalidState` where there is nothing to change: no request with a known arrival, and no tool that is over.
+    Raises `InvalidState` where there is nothing to change: no request with a known arrival, no tool that is over, and
+    no answer whose bytes are on record.
     """
-    calls = [index for index, call in enumerate(state.tool_calls) if call.status in ("finished", "failed")]
     if not state.requests:
-        if not calls:
-            raise InvalidState("a dump without requests and tool results has no neighbours")
-        return _program(_Original(state), calls)
+        if not changes_of(state):
+            raise InvalidState("a dump without requests, tool results and answers has no neighbours")
+        return _program(_Original(state))
     Run.of(state)
-    return _engine(_Original(state), calls)
+    return _engine(_Original(state))
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -53,25 +52,24 @@ class _Original:
 
 
 @st.composite
-def _engine(draw: DrawFn, original: _Original, calls: list[int]) -> pb.RuntimeState:
+def _engine(draw: DrawFn, original: _Original) -> pb.RuntimeState:
     run = Run.of(original.state)
     before = [one.request.id for one in run.asked]
     changes = draw(st.lists(st.sampled_from(CHANGES), max_size=MOST_CHANGES))
     notes = [change(run, draw) for change in changes]
-    if calls and draw(st.booleans()):
-        notes.append(_tool_result(run.base, draw, calls))
+    if changes_of(run.base) and draw(st.booleans()):
+        notes.append(change_one(run.base, draw))
     changed = run.state("; ".join(filter(None, notes)))
     renumbered(changed, before)
     return changed
 
 
 @st.composite
-def _program(draw: DrawFn, original: _Original, calls: list[int]) -> pb.RuntimeState:
+def _program(draw: DrawFn, original: _Original) -> pb.RuntimeState:
     changed = pb.RuntimeState()
     changed.CopyFrom(original.state)
     for _ in range(draw(st.integers(0, MOST_CHANGES))):
-        note = _tool_result(changed, draw, calls)
-        ledger.record(changed, "tool_calls", pb.SYNTHESISED, f"those of another dump, changed: {note}")
+        change_one(changed, draw)
     return changed
 
 
@@ -252,46 +250,6 @@ _PARAMETERS: tuple[tuple[str, tuple[float | bool, ...]], ...] = (
     ("min_tokens", (0, 1, 8)),
     ("ignore_eos", (False, True)),
 )
-
-
-def _tool_result(state: pb.RuntimeState, draw: DrawFn, calls: list[int]) -> str:
-    call = state.tool_calls[draw(st.sampled_from(calls))]
-    full = state.manifest.record_level == "full"
-    status = draw(st.sampled_from(["finished", "failed", "pending"] if full else ["failed", "pending"]))
-    for name in ("result_json", "error_type", "error_message"):
-        if name != "result_json" or status != "finished":
-            call.ClearField(name)
-    call.status = status
-    if status == "pending":
-        call.ClearField("finished_ns")
-        return f"{call.id} does not come back"
-    if not call.HasField("finished_ns"):  # a change before this one took its end
-        call.finished_ns = call.started_ns
-    if status == "failed":
-        call.error_type = "TimeoutError"
-        return f"{call.id} fails"
-    call.result_json = json.dumps(draw(st.sampled_from(_results(call.result_json))))
-    return f"{call.id} returns {call.result_json}"
-
-
-def _results(recorded: str) -> list[Any]:
-    """Results beside a recorded one: nothing, less of it, a number beside it."""
-    try:
-        value = json.loads(recorded)
-    except ValueError:
-        value = None
-    found: list[Any] = [None, "", [], {}]
-    if isinstance(value, bool):
-        found.append(not value)
-    elif isinstance(value, int | float):
-        found += [0, -value, value - 1, value + 1]
-    elif isinstance(value, str):
-        found += [value[: len(value) // 2], value + value]
-    elif isinstance(value, list):
-        found += [value[:-1], value + value]
-    elif isinstance(value, dict):
-        found += [{key: item for key, item in value.items() if key != gone} for gone in list(value)[:8]]
-    return found
 
 
 def _some(run: Run, draw: DrawFn) -> Asked:

@@ -85,22 +85,17 @@ def _simulation(draw: DrawFn, prefix_cache: bool) -> Simulation:
     vocab, max_model_len = 8, 16
     coming = []
     for index in range(draw(st.integers(2 if prefix_cache else 1, 3))):
-        num_prompt = draw(st.sampled_from([2, 4, 6, 3, 5]) if prefix_cache else st.integers(1, 4))
-        coming.append(
-            SimRequest(
-                index=index,
-                num_prompt=num_prompt,
-                max_tokens=draw(st.integers(1, 8)),
-                tokens=[draw(st.integers(0, vocab - 1)) for _ in range(num_prompt)],
-            )
-        )
+        lengths = (2, 6) if prefix_cache else (1, 4)
+        tokens = draw(st.lists(st.integers(0, vocab - 1), min_size=lengths[0], max_size=lengths[1]))
+        max_tokens = draw(st.sampled_from([1, 8, 2, 6]))
+        coming.append(SimRequest(index=index, num_prompt=len(tokens), max_tokens=max_tokens, tokens=tokens))
     if prefix_cache:  # prompts that begin alike, and such that are the beginning of another
         for later in coming[1:]:
             same = later.num_prompt if draw(st.booleans()) else draw(st.integers(0, later.num_prompt))
             later.tokens[:same] = coming[0].tokens[:same]
             later.num_prompt = len(later.tokens)
     return Simulation(
-        num_blocks=draw(st.integers(3, 9) if prefix_cache else st.integers(1, 5)),
+        num_blocks=draw(st.integers(3, 9) if prefix_cache else st.sampled_from([1, 5, 2, 3, 4, 8])),
         block_size=draw(st.sampled_from([2, 1, 2, 3, 4])),
         max_model_len=max_model_len,
         vocab_size=vocab,

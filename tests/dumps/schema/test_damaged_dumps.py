@@ -8,19 +8,15 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
 
 from dumps.errors import DumpError
 from dumps.limits import MIB
-from dumps.schema.writer import write_dump
 from dumps.strategies.damage import damage
 from dumps.strategies.forge import FORGERIES, fields_of, forged, sealed
-from dumps.strategies.valid import dumps as valid_dumps
 from dumps.validate import validate
-from tests.reading import HighWater, Rewritten
-from tests.small_dump import write_small
+from tests.reading import HighWater, Rewritten, drawn_dumps
 
-ORIGINALS = 40
+ORIGINALS = 60
 IN_CI, ALL = 20_000, 100_000
 
 MOST_MEMORY = 32 * MIB
@@ -29,19 +25,7 @@ MOST_MEMORY = 32 * MIB
 
 @pytest.fixture(scope="module")
 def originals(tmp_path_factory) -> list[bytes]:
-    """The small dump with everything a file can have, and dumps of drawn states."""
-    folder = tmp_path_factory.mktemp("originals")
-    found = [write_small(folder / "small.pplx")]
-
-    @settings(max_examples=ORIGINALS, phases=[Phase.generate], database=None, suppress_health_check=list(HealthCheck))
-    @given(valid_dumps())
-    def write(made):
-        path = folder / f"{len(found)}.pplx"
-        write_dump(path, *made)
-        found.append(path.read_bytes())
-
-    write()
-    return found
+    return drawn_dumps(tmp_path_factory.mktemp("originals"), ORIGINALS)
 
 
 @pytest.fixture

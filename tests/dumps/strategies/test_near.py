@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections import Counter
-
 import pytest
 from hypothesis import Phase, find, given, settings
 from hypothesis import strategies as st
@@ -14,7 +11,6 @@ from dumps.ledger import weakest
 from dumps.schema import state_pb2 as pb
 from dumps.strategies.asked import Run
 from dumps.strategies.near import CHANGES, near
-from dumps.strategies.programs import programs
 from dumps.strategies.quirk_places import renumbered
 from dumps.strategies.valid import states
 from dumps.validate import validate
@@ -22,8 +18,7 @@ from replay.engine.failure import FailureKind
 from replay.errors import UsageError
 from replay.scenario.extract import scenario_of
 from replay.scenario.play import play
-from tests.fixture_folders import names
-from tests.incidents import incident
+from tests.incidents import incident, of_engines
 from tests.small_dump import small_state
 
 UNSHRUNK = settings(max_examples=2000, phases=[Phase.generate], database=None)
@@ -43,7 +38,7 @@ def asked(state: pb.RuntimeState) -> list[tuple[object, ...]]:
     ]
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", of_engines())
 def test_no_change_asks_for_what_was_asked_for(name):
     state, _ = incident(name)
     same = unchanged(state)
@@ -62,7 +57,7 @@ def test_no_change_fails_alike_without_a_model(name):
     assert after.signature == before.signature
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", of_engines())
 def test_neighbours_are_valid_and_can_be_played(name):
     state, _ = incident(name)
     broken = {finding.rule for finding in validate(state)}
@@ -87,7 +82,9 @@ def test_neighbours_of_any_valid_dump_are_valid(data):
         with pytest.raises(InvalidState):
             near(state)
         return
-    assert [visit.prompt for visit in before.visits] == [visit.prompt for visit in scenario_of(unchanged(state)).visits]
+    for was, now in zip(before.visits, scenario_of(unchanged(state)).visits, strict=True):
+        assert len(now.prompt) == len(was.prompt)
+        assert now.prompt == was.prompt or not was.has_prompt_ids
     changed = data.draw(near(state))
     assert validate(changed) == []
     scenario_of(changed)
@@ -177,35 +174,6 @@ def test_lengths_alone_get_ids_where_prefixes_could_be_shared():
     assert validate(same) == []
     assert all(visit.has_prompt_ids for visit in scenario_of(same).visits)
     assert weakest(same, "requests[0].prompt_token_ids").grade == pb.SYNTHESISED
-
-
-@given(st.data())
-def test_programs_get_other_results_of_their_tools(data):
-    over = ("finished", "failed")
-    state = data.draw(programs().filter(lambda state: any(call.status in over for call in state.tool_calls)))
-    changed = data.draw(near(state))
-    assert validate(changed) == []
-    for name in ("exchanges", "syscalls", "program", "context_stack"):
-        assert getattr(changed, name) == getattr(state, name)
-
-
-def test_tool_results_are_those_beside_the_recorded_one():
-    state = pb.RuntimeState()
-    state.manifest.record_level = "full"
-    state.program.kind = "block"
-    state.tool_calls.add(
-        id="t", status="finished", started_ns=5, finished_ns=6, result_json=json.dumps({"a": 1, "b": 2})
-    )
-    seen: Counter[str] = Counter()
-
-    @settings(max_examples=200, database=None)
-    @given(near(state))
-    def collect(changed):
-        [call] = changed.tool_calls
-        seen[call.result_json or call.status] += 1
-
-    collect()
-    assert {"failed", "pending", '{"a": 1}', '{"b": 2}', "null"} <= set(seen)
 
 
 def test_a_dump_with_nothing_to_change_is_refused():

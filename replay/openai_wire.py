@@ -60,11 +60,12 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """One finished answer."""
+    """One finished answer. ``token_ids`` only where the client asks for them."""
 
     index: int
     text: str
     finish_reason: str
+    token_ids: Sequence[int] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +87,7 @@ class AnswerShape:
                 **self._content(choice.text),
                 "logprobs": None,
                 "finish_reason": choice.finish_reason,
+                **_ids(choice.token_ids),
             }
             for choice in choices
         ]
@@ -95,12 +97,14 @@ class AnswerShape:
         """A chat stream's first chunk of each choice."""
         return self._chunk({"index": index, "delta": {"role": "assistant", "content": ""}, "finish_reason": None})
 
-    def text_chunk(self, index: int, text: str, finish_reason: str | None = None) -> dict[str, Any]:
+    def text_chunk(
+        self, index: int, text: str, finish_reason: str | None = None, *, token_ids: Sequence[int] | None = None
+    ) -> dict[str, Any]:
         """A piece of one choice's text; the last one of each choice carries the reason."""
+        said: dict[str, Any] = {"text": text}
         if self.chat:
-            delta = {"content": text} if text else {}
-            return self._chunk({"index": index, "delta": delta, "finish_reason": finish_reason})
-        return self._chunk({"index": index, "text": text, "finish_reason": finish_reason})
+            said = {"delta": {"content": text} if text else {}}
+        return self._chunk({"index": index, **said, "finish_reason": finish_reason, **_ids(token_ids)})
 
     def usage_chunk(self, usage: Usage) -> dict[str, Any]:
         """The extra last chunk that ``stream_options.include_usage`` asks for: no choices, only counts."""
@@ -121,6 +125,10 @@ class AnswerShape:
             "model": self.model,
             "system_fingerprint": self.fingerprint,
         }
+
+
+def _ids(token_ids: Sequence[int] | None) -> dict[str, Any]:
+    return {} if token_ids is None else {"token_ids": list(token_ids)}
 
 
 def model_list(names: Sequence[str], created: int) -> dict[str, Any]:

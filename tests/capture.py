@@ -18,14 +18,22 @@ from pathlib import Path
 from typing import Any
 
 from dumps.schema.reader import open_dump
+from replay.fixtures.options import job_options
+from replay.isolate.program import run_program
 from replay.isolate.supervisor import run as run_isolated
 from replay.report import tool_version
+from replay.targets.app.options import is_app
 from replay.targets.expected import own_signature
-from tests.captures import clients, numbers, pool
+from tests.captures import clients, numbers, pool, programs
 from tests.captures.incident import Incident
 from tests.fixture_folders import FIXTURES, shown
 
-INCIDENTS: Mapping[str, Incident] = {**pool.INCIDENTS, **numbers.INCIDENTS, **clients.INCIDENTS}
+INCIDENTS: Mapping[str, Incident] = {
+    **pool.INCIDENTS,
+    **numbers.INCIDENTS,
+    **clients.INCIDENTS,
+    **programs.INCIDENTS,
+}
 
 
 def capture(name: str) -> Path:
@@ -38,7 +46,7 @@ def capture(name: str) -> Path:
         folder = Path(scratch) / "fixture" / name
         folder.mkdir(parents=True)
         incident.record(folder, Path(scratch))
-        replays = [_replayed(folder / "dump.pplx", options, verdict, incident) for options, verdict in incident.replays]
+        replays = [_replayed(folder, options, verdict, incident) for options, verdict in incident.replays]
         with open_dump(folder / "dump.pplx") as dump:
             signature = own_signature(dump.state)
         assert signature is not None
@@ -48,6 +56,7 @@ def capture(name: str) -> Path:
             "note": incident.note,
             "captured": {"date": time.strftime("%Y-%m-%d"), "tool_version": tool_version()},
             "signature": signature.to_json(),
+            **({"model": "model"} if _needs_telling(folder, incident) else {}),
             "replays": replays,
         }
         (folder / "fixture.json").write_text(json.dumps(document, indent=2) + "\n")
@@ -57,8 +66,16 @@ def capture(name: str) -> Path:
     return target
 
 
-def _replayed(dump: Path, options: Mapping[str, Any], verdict: str, incident: Incident) -> dict[str, Any]:
-    result = run_isolated({"dump": str(dump), **options})
+def _needs_telling(folder: Path, incident: Incident) -> bool:
+    """Whether the fixture must say where its weights are: those beside an engine's dump are found."""
+    return (folder / "model").is_dir() and is_app(incident.replays[0][0].get("target"))
+
+
+def _replayed(folder: Path, options: Mapping[str, Any], verdict: str, incident: Incident) -> dict[str, Any]:
+    """A replay of the dump in ``folder``, whose options mean what they mean where the fixture will be."""
+    model = str(folder / "model") if _needs_telling(folder, incident) else None
+    job = {"dump": str(folder / "dump.pplx"), **job_options(options, FIXTURES / folder.name, model)}
+    result = (run_program if is_app(job.get("target")) else run_isolated)(job)
     assert result.report is not None, result.error
     assert result.report["verdict"] == verdict, (options, result.report)
     entry: dict[str, Any] = {"options": dict(options), "verdict": verdict}

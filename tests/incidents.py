@@ -10,13 +10,18 @@ from dumps.schema import state_pb2 as pb
 from dumps.schema.reader import open_dump
 from dumps.schema.writer import SectionData, write_dump
 from replay.targets.job import run_job
-from tests.fixture_folders import FIXTURES
+from tests.fixture_folders import FIXTURES, names
 
 MODEL = FIXTURES / "nan-block" / "model"
 
 
 def incident(name: str) -> tuple[pb.RuntimeState, list[SectionData]]:
     return read(FIXTURES / name / "dump.pplx")
+
+
+def of_engines() -> list[str]:
+    """Names of the fixtures that are runs of an engine; the others are of programs."""
+    return [name for name in names() if incident(name)[0].requests]
 
 
 def read(path: Path) -> tuple[pb.RuntimeState, list[SectionData]]:

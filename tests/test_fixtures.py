@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 from dumps.schema import state_pb2 as pb
 from dumps.schema.reader import open_dump
 from dumps.validate import validate
+from replay.fixtures.check import Status, check_replay
 from replay.targets.expected import expected_signature, own_signature
 from tests.capture import INCIDENTS
 from tests.fixture_folders import FIXTURES, load, names
@@ -41,8 +43,9 @@ def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def test_the_incidents_of_engines_are_there():
-    assert set(INCIDENTS) <= set(names())
+def test_the_thirteen_incidents_are_there():
+    assert len(INCIDENTS) == 13
+    assert set(INCIDENTS) == set(names())
 
 
 def test_their_replays_are_tests_of_this_suite():
@@ -86,6 +89,20 @@ async def test_the_replay_server_gives_the_same_report(name):
             assert (answer.status, answer.headers["X-PPLX-Exit-Code"]) == (200, "0")
     assert report.pop("timings").keys() == expected.pop("timings").keys()
     assert report == expected
+
+
+@pytest.mark.model
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["tool-parse", "tool-truncated"])
+def test_the_real_model_writes_the_same_tool_call_again(name):
+    """Their fixtures play the recorded answer, since these weights are in no fixture."""
+    one = load(name).replays[0]
+    options = {key: value for key, value in one.options.items() if key != "answers"}
+    outcome = check_replay(load(name), replace(one, options=options))
+    assert outcome.status is Status.PASSED, outcome.problems
+    assert outcome.report is not None
+    assert outcome.report["world"]["model_answers"] == 1
+    assert outcome.report["findings"] == []
 
 
 def test_the_place_of_the_nan_is_derived_and_not_copied():

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from typing import Any
+
+MOST_FRAMES = 2  # of the context stack: the innermost say most, and the JSON report has them all
 
 ENDED = {
     "returned": "it came to its end",
@@ -39,6 +42,8 @@ def world_rows(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield "message", f'"{failure["message"]}"'
         if failure.get("frame"):
             yield "raised in", str(failure["frame"])
+        yield from (("waited for", _overdue(one)) for one in report["overdue"])
+        yield from (("in the middle of", _frame(one)) for one in report["context"][:MOST_FRAMES])
     asked = f"{exchanges['asked']} of {exchanges['recorded']} recorded requests asked"
     if requests := world["unrecorded_requests"]:
         asked += f", {requests} asked that nobody recorded"
@@ -50,6 +55,23 @@ def world_rows(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     )
     if report["mode"] == "fork":
         yield "fork", "handlers answered what was not recorded: this is another run than the recorded one"
+
+
+def _overdue(call: Mapping[str, Any]) -> str:
+    """A call that a deadline ended: for what it waited, how long, and where."""
+    text = f"tool call {call['call']} ({call['tool']}), for {call['waited_s']:.3g} s"
+    if call["deadline_s"] is not None:
+        text += f", deadline {call['deadline_s']:g} s"
+    if call["requests"]:
+        text += f"; no answer to {', '.join(call['requests'])}"
+    stack = " < ".join(f"{frame['frame']} line {frame['line']}" for frame in call["stack"])
+    return text + (f"; in {stack}" if stack else "")
+
+
+def _frame(frame: Mapping[str, Any]) -> str:
+    """What the program said that it was doing: kind and payload."""
+    payload = json.dumps(frame["payload"], ensure_ascii=False) if frame["payload"] else ""
+    return f"{frame['kind']} {payload}".strip()
 
 
 def world_time(timings: Mapping[str, float], *, answers: int) -> str:

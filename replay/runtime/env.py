@@ -32,7 +32,7 @@ from replay.runtime.alarms import Alarms
 from replay.runtime.clock import VirtualClock
 from replay.runtime.context import RecordedContext
 from replay.runtime.entropy import Entropy
-from replay.runtime.errors import RuntimeReplayError, UnrecordedFile, UnrecordedRequest, WaitsForEver
+from replay.runtime.errors import AnswerNotRecorded, RuntimeReplayError, UnrecordedFile, UnrecordedRequest, WaitsForEver
 from replay.runtime.fds import DescriptorMap
 from replay.runtime.files import Files
 from replay.runtime.kv import KvView
@@ -46,7 +46,7 @@ from replay.runtime.syscalls import Handler, Syscalls, UnrecordedSyscall
 from replay.runtime.tools import Tools
 
 _PEERS = (aiohttp_peer, httpcore_peer, http_client_peer)
-_UNRECORDED = (UnrecordedRequest, UnrecordedFile, UnrecordedSyscall)
+_UNRECORDED = (UnrecordedRequest, AnswerNotRecorded, UnrecordedFile, UnrecordedSyscall)
 _STALLS = (loop.Stalled, WaitsForEver)
 
 

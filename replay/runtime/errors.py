@@ -41,6 +41,17 @@ class UnrecordedFile(RuntimeReplayError):
         )
 
 
+class AnswerNotRecorded(RuntimeReplayError):
+    """The program waits for more of an answer than the recorded one did, which had let go of it by then: by its own
+    timeout, or since it failed while it read."""
+
+    exit_code = 12
+    request = ""
+    """What is waited for, in one line."""
+
+    remedy = "What would have come then, nobody knows. Record the program anew; or have it read no further."
+
+
 class UnreadableRequest(RuntimeReplayError):
     """What a client wrote is not HTTP/1.1. Usually HTTP/2, a WebSocket after its handshake, or TLS inside a tunnel."""
 

@@ -23,6 +23,7 @@ import json
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from dumps.record.seams import current
@@ -42,6 +43,19 @@ class Clock(Protocol):
 
     def sleep(self, seconds: float) -> None: ...
     def advance_to(self, monotonic_ns: int) -> None: ...
+    def monotonic_ns(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverdueCall:
+    """A call that ended in a timeout in the replay. ``deadline_s`` is the one that its tool names, None where it names
+    none; times are the program's monotonic ones, in ns."""
+
+    call: pb.ToolCall
+    deadline_s: float | None
+    started_ns: int
+    ended_ns: int
+    error: TimeoutError
 
 
 class UnknownToolCall(RuntimeReplayError):
@@ -82,6 +96,7 @@ class Tools:
         self._results = {call_id: self._parsed(call_id, text) for call_id, text in (results or {}).items()}
         self._findings: list[str] = []
         self._running: list[pb.ToolCall] = []
+        self._overdue: list[OverdueCall] = []
         self._lock = threading.RLock()
 
     @property
@@ -104,6 +119,11 @@ class Tools:
         """Recorded calls that the replayed program has begun, and that have not come back."""
         with self._lock:
             return list(self._running)
+
+    def overdue(self) -> list[OverdueCall]:
+        """Calls of the replayed program that a timeout ended, in their order."""
+        with self._lock:
+            return list(self._overdue)
 
     def pending(self) -> list[pb.ToolCall]:
         """Calls that had not ended when the dump was made; "partial" ones have arguments that were still arriving."""
@@ -154,10 +174,18 @@ class Tools:
         if record is None:
             yield None
             return
+        started_ns = self._now_ns()
         with self._lock:
             self._running.append(record)
         try:
             yield record
+        except TimeoutError as error:
+            overdue = OverdueCall(
+                call=record, deadline_s=tool.deadline, started_ns=started_ns, ended_ns=self._now_ns(), error=error
+            )
+            with self._lock:
+                self._overdue.append(overdue)
+            raise
         finally:
             with self._lock:
                 self._running.remove(record)
@@ -187,6 +215,9 @@ class Tools:
         if within := inbound.get():
             same = [one for one in same if one.within == within] or same
         return next((one for one in same if one.arguments_json == arguments), same[0] if same else None)
+
+    def _now_ns(self) -> int:
+        return self._clock.monotonic_ns() if self._clock is not None else 0
 
     def _answers(self, tool: Tool, record: pb.ToolCall) -> bool:
         return record.id in self._results or tool.replay == "answer"

@@ -194,14 +194,14 @@ async def _stream(request: web.Request, generation: Generation, shape: wire.Answ
     )
     call = generation.call
     try:
-        async for choice, text, finish_reason in generation.updates():
+        async for piece in generation.updates():
             if not response.prepared:
                 await response.prepare(request)
                 if call.chat:
                     for index in range(len(generation.answers)):
                         await response.write(wire.event(shape.role_chunk(index)))
-            if text or finish_reason:
-                await response.write(wire.event(shape.text_chunk(choice, text, finish_reason)))
+            if (chunk := piece.chunk(call, shape)) is not None:
+                await response.write(wire.event(chunk))
     except GenerationFailed as error:
         if not response.prepared:
             raise

@@ -7,11 +7,12 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from replay.engine.detokenize import Vocabulary
 from replay.engine.request import FinishCause, FinishReason, Request
 from replay.engine.stop_strings import TextStream
-from replay.openai_wire import ApiError, Choice, Usage
+from replay.openai_wire import AnswerShape, ApiError, Choice, Usage
 from replay.serving.engine_thread import EngineThread
 from replay.serving.jobs import Ended, Job, Update
 from replay.serving.requests import Call, Prompt
@@ -35,27 +36,49 @@ class EngineStuck(GenerationFailed):
         super().__init__(504, "The engine does not answer.", code="timeout", dump_id=None)
 
 
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one update adds to the answer of ``choice``. ``finish_reason`` comes with the last one."""
+
+    choice: int
+    text: str
+    finish_reason: str | None
+    token_ids: tuple[int, ...]
+
+    def chunk(self, call: Call, shape: AnswerShape) -> dict[str, Any] | None:
+        """The stream chunk that tells it; None where there is nothing to tell."""
+        ids = self.token_ids if call.return_token_ids else None
+        if not (self.text or self.finish_reason or ids):
+            return None
+        return shape.text_chunk(self.choice, self.text, self.finish_reason, token_ids=ids)
+
+
 @dataclass(slots=True)
 class Answer:
     """One choice's text as it grows."""
 
     stream: TextStream
     pieces: list[str] = field(default_factory=list)
-    num_tokens: int = 0
+    tokens: list[int] = field(default_factory=list)
     finish_reason: str | None = None
 
-    def take(self, update: Update) -> str:
-        """The text that an update adds for the client. The token that ended the answer by its id is not part of it."""
+    def take(self, update: Update) -> Piece:
+        """What an update adds for the client. The token that ended the answer by its id is not part of its text."""
         end, text = update.ended, ""
         if update.token is not None:
-            self.num_tokens += 1
+            self.tokens.append(update.token)
             if end is None or end.cause not in (FinishCause.EOS, FinishCause.STOP_TOKEN):
                 text = self.stream.push(update.token)
         if end is not None:
             text += self.stream.finish()
             self.finish_reason = end.reason.value
         self.pieces.append(text)
-        return text
+        return Piece(update.choice, text, self.finish_reason, () if update.token is None else (update.token,))
+
+    def whole(self, index: int, *, token_ids: bool) -> Choice:
+        """The finished answer."""
+        text, tokens = "".join(self.pieces), self.tokens if token_ids else None
+        return Choice(index=index, text=text, finish_reason=self.finish_reason or "", token_ids=tokens)
 
 
 class Generation:
@@ -109,8 +132,8 @@ class Generation:
         if self._open:
             self._engine.abort(list(self._open.values()), FinishCause.CLIENT_GONE)
 
-    async def updates(self) -> AsyncIterator[tuple[int, str, str | None]]:
-        """(choice, new text, finish reason) as they come, until every choice has ended.
+    async def updates(self) -> AsyncIterator[Piece]:
+        """The pieces of all answers as they come, until every choice has ended.
 
         Raises:
             GenerationFailed: one choice failed; the others are aborted on leaving.
@@ -130,7 +153,7 @@ class Generation:
             if update.ended is not None:
                 self._close(update.choice, update.ended)
             answer = self.answers[update.choice]
-            yield update.choice, answer.take(update), answer.finish_reason
+            yield answer.take(update)
 
     def _close(self, choice: int, end: Ended) -> None:
         del self._open[choice]
@@ -140,12 +163,10 @@ class Generation:
 
     @property
     def usage(self) -> Usage:
-        completion = sum(answer.num_tokens for answer in self.answers)
+        completion = sum(len(answer.tokens) for answer in self.answers)
         return Usage(prompt_tokens=self._prompt_tokens, completion_tokens=completion)
 
     def choices(self) -> list[Choice]:
         """The finished answers."""
-        return [
-            Choice(index=index, text="".join(answer.pieces), finish_reason=answer.finish_reason or "")
-            for index, answer in enumerate(self.answers)
-        ]
+        token_ids = self.call.return_token_ids
+        return [answer.whole(index, token_ids=token_ids) for index, answer in enumerate(self.answers)]

@@ -144,22 +144,16 @@ def answer_chunks(offline: OfflineModel, call: Call, shape: wire.AnswerShape) ->
     ]
     stop, min_tokens = call.sampling.stop, call.sampling.min_tokens
     answers = [Answer(TextStream(offline.vocabulary, stop=stop, min_tokens=min_tokens)) for _ in requests]
-    pieces = []
-    for update in _generate(offline, requests):
-        text = answers[update.choice].take(update)
-        pieces.append((update.choice, text, answers[update.choice].finish_reason))
+    pieces = [answers[update.choice].take(update) for update in _generate(offline, requests)]
     usage = wire.Usage(
         prompt_tokens=sum(len(prompt.tokens) for prompt in prompts),
-        completion_tokens=sum(answer.num_tokens for answer in answers),
+        completion_tokens=sum(len(answer.tokens) for answer in answers),
     )
     if not call.stream:
-        choices = [
-            wire.Choice(index=index, text="".join(answer.pieces), finish_reason=answer.finish_reason or "")
-            for index, answer in enumerate(answers)
-        ]
+        choices = [answer.whole(index, token_ids=call.return_token_ids) for index, answer in enumerate(answers)]
         return [wire.encode(shape.body(choices, usage))]
     events = [wire.event(shape.role_chunk(index)) for index in range(len(answers))] if call.chat else []
-    events += [wire.event(shape.text_chunk(*piece)) for piece in pieces if piece[1] or piece[2]]
+    events += [wire.event(chunk) for piece in pieces if (chunk := piece.chunk(call, shape)) is not None]
     if call.include_usage:
         events.append(wire.event(shape.usage_chunk(usage)))
     return [*events, wire.DONE]

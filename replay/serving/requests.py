@@ -30,7 +30,7 @@ Message = dict[str, str]
 
 _ROLES = ("system", "developer", "user", "assistant")
 _SAMPLING = frozenset(field.name for field in fields(SamplingParams))
-_COMMON = _SAMPLING | {"model", "n", "stream", "stream_options"}
+_COMMON = _SAMPLING | {"model", "n", "stream", "stream_options", "return_token_ids"}
 _KNOWN = {CHAT: _COMMON | {"messages", "max_completion_tokens"}, COMPLETIONS: _COMMON | {"prompt"}}
 
 # Parameters that say who asks or how to bill and cache. They do not change an answer, so taking them is not a lie.
@@ -68,7 +68,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
     """One HTTP request, checked. ``messages`` for chat, else ``prompts``, each text or token ids; ``flags`` come from
-    a header."""
+    a header. ``return_token_ids`` (a parameter of vLLM's) gives the ids of the answer with its text."""
 
     endpoint: str
     model: str
@@ -77,6 +77,7 @@ class Call:
     n: int
     stream: bool
     include_usage: bool
+    return_token_ids: bool = False
     sampling: SamplingParams
     flags: InternalFlags = NO_FLAGS
 
@@ -121,6 +122,7 @@ def parse_call(
         n=_choices(given),
         stream=stream,
         include_usage=_include_usage(given, stream),
+        return_token_ids=given.boolean("return_token_ids"),
         sampling=_sampling(given, chat),
         flags=flags,
     )

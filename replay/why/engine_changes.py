@@ -110,7 +110,7 @@ def _pool(state: pb.RuntimeState, signature: Signature | None) -> Iterator[Chang
         yield Change(
             settings={"kv.num_blocks": str(number)},
             subject="kv.num_blocks",
-            needs=f"a KV pool of no more than {engine.num_blocks} blocks",
+            needs=f"a KV pool of fewer than {number} blocks",
             points_to=f"This load can take {enough} blocks at once: give the pool more, or admit fewer.",
             alone_only=number < enough,
         )

@@ -17,6 +17,7 @@ from typing import Any
 from dumps.record.seams.http_tap import Asker
 from dumps.record.seams.patches import Method, Patches
 from replay.runtime.clock import NS
+from replay.runtime.errors import RuntimeReplayError
 from replay.runtime.network.connection import ConnectFailed, Connection
 from replay.runtime.network.network import Network
 from replay.runtime.network.os_errors import connect_error, read_error
@@ -98,7 +99,11 @@ class MemoryTransport(asyncio.Transport):
         if not self.is_reading():
             return
         assert self._protocol is not None
-        event = self.connection.take()
+        try:
+            event = self.connection.take()
+        except RuntimeReplayError as error:
+            self._lose(error)
+            return
         if event.kind == "data":
             self._protocol.data_received(event.data)
             self._schedule()

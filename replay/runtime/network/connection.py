@@ -17,6 +17,8 @@ from replay.runtime.errors import RuntimeReplayError, UnreadableRequest
 from replay.runtime.network.play import Event
 
 MAX_HEAD = 1024 * 1024
+OPEN = ("data", "unknown")
+"""Kinds of events after which the connection goes on, as far as is known."""
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _TUNNEL = b"HTTP/1.1 200 Connection established\r\n\r\n"
 _PORTS = {"http": 80, "https": 443}
@@ -53,6 +55,7 @@ class Connection:
     """``connect_ns`` is how long it takes to come about, ``handshake_failure`` how its TLS handshake fails.
 
     ``asker`` is who makes the next request, where a library writes it from a task of its own.
+    ``unknown`` makes the error of one who reads where nothing is recorded.
     ``released`` is called when a request is answered, or when the connection is closed before.
     """
 
@@ -62,6 +65,7 @@ class Connection:
     clock: VirtualClock
     answer: Answer
     refuse: Callable[[RuntimeReplayError], RuntimeReplayError]
+    unknown: Callable[[], RuntimeReplayError]
     abandon: Callable[[str, str], None]
     released: Callable[[], None]
     connect_ns: int = 0
@@ -93,8 +97,13 @@ class Connection:
         return self._events[0] if self._events else None
 
     def take(self, most: int | None = None) -> Event:
-        """The next event; of data at most ``most`` bytes, the rest stays. Raises IndexError where there is none."""
+        """The next event; of data at most ``most`` bytes, the rest stays. Raises IndexError where there is none.
+
+        Raises AnswerNotRecorded where the recorded program read no further.
+        """
         event = self._events[0]
+        if event.kind == "unknown":
+            raise self.unknown()
         if event.kind != "data":
             return event
         start = self._taken
@@ -129,7 +138,7 @@ class Connection:
             self.abandon(self._request.method.decode("latin-1"), self._url(self._request))
 
     def _over(self) -> bool:
-        return bool(self._events) and self._events[0].kind != "data" and not self.wait_ns(self._events[0])
+        return bool(self._events) and self._events[0].kind not in OPEN and not self.wait_ns(self._events[0])
 
     def _feed(self, data: bytes) -> bytes:
         """Read on in one request; returns what came after it."""

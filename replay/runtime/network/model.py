@@ -54,8 +54,8 @@ def asks_a_model(exchange: pb.Exchange) -> bool:
 def compare_answers(recorded: pb.Exchange, replayed: pb.Exchange) -> SaidDifferently | None:
     """Where what a model says differs; None if it says the same.
 
-    Compared are texts, tool calls and finish reasons; ids, times, token counts and the cut into events are not. Of a
-    recorded answer that was cut off, what came is compared with the beginning of the other.
+    Compared are texts, token ids, tool calls and finish reasons; other ids, times, token counts and the cut into events
+    are not. Of a recorded answer that was cut off, what came is compared with the beginning of the other.
     """
     one, other = response_of(recorded), response_of(replayed)
     if one.status != other.status:
@@ -118,6 +118,8 @@ def _said_in(document: dict[str, Any]) -> Iterator[tuple[str, str]]:
 def _choice(path: str, choice: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield f"{path}.text", _text(choice.get("text"))
     yield f"{path}.finish_reason", _text(choice.get("finish_reason"))
+    ids = choice.get("token_ids")
+    yield f"{path}.token_ids", "".join(f"{token} " for token in ids) if isinstance(ids, list) else ""
     for side in (choice.get("message"), choice.get("delta")):
         if not isinstance(side, dict):
             continue

@@ -14,9 +14,9 @@ from dumps.record.seams.log import inbound, task_name
 from dumps.record.secrets import scrub_body, scrub_header, scrub_url
 from dumps.schema import state_pb2 as pb
 from replay.runtime.clock import VirtualClock
-from replay.runtime.errors import ResponseNotRecorded, RuntimeReplayError, UnrecordedRequest
+from replay.runtime.errors import AnswerNotRecorded, ResponseNotRecorded, RuntimeReplayError, UnrecordedRequest
 from replay.runtime.network import wording
-from replay.runtime.network.connection import ConnectFailed, Connection
+from replay.runtime.network.connection import OPEN, ConnectFailed, Connection
 from replay.runtime.network.match import Matcher, Recorded
 from replay.runtime.network.model import ModelAnswers, asks_a_model, compare_answers
 from replay.runtime.network.play import Event, is_system_timeout, is_whole, play
@@ -105,6 +105,7 @@ class Network:
             clock=self.clock,
             answer=answer,
             refuse=self.refuse,
+            unknown=lambda: self._unknown(connection),
             abandon=lambda method, url: self._matcher.abandon(method, scrub_url(url), task_name()),
             released=lambda: _release(recorded),
             connect_ns=recorded.exchange.connect_ns if recorded is not None and not in_handshake else 0,
@@ -134,6 +135,10 @@ class Network:
             for exchange, connection, last_ns in self._answered
             if not connection.closed and (last_ns is None or last_ns > now)
         ]
+
+    def unanswered(self) -> list[pb.Exchange]:
+        """Recorded exchanges that are asked and whose answers never came to their end, given up or not."""
+        return [exchange for exchange, _, last_ns in self._answered if last_ns is None]
 
     def findings(self) -> list[NetworkFinding]:
         """What differed so far. What is left over is only final once the program has ended."""
@@ -190,10 +195,17 @@ class Network:
             self._noted.append(NetworkFinding("refused", str(error), answer.id, tuple(exchange.call_site)))
             raise self.refuse(error) from None
         if recorded is not None:
-            comes_to_an_end = events and (events[-1].kind != "data" or is_whole(recorded.exchange))
+            comes_to_an_end = events and (events[-1].kind not in OPEN or is_whole(recorded.exchange))
             last_ns = events[-1].due_ns if comes_to_an_end else None
             self._answered.append((recorded.exchange, connection, last_ns))
         return events
+
+    def _unknown(self, connection: Connection) -> RuntimeReplayError:
+        """The error of one who waits for more on ``connection`` than was recorded."""
+        exchange = next(exchange for exchange, answered_on, _ in reversed(self._answered) if answered_on is connection)
+        error = AnswerNotRecorded(wording.read_on(exchange))
+        error.request = str(error)
+        return self.refuse(error)
 
     def _recorded(self, exchange: pb.Exchange, asked: pb.Exchange) -> tuple[Recorded | None, pb.Exchange]:
         """What answers ``asked``, and what a model is to be asked: a prompt with another time has another answer."""

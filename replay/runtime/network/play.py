@@ -17,17 +17,22 @@ _CONTINUE_HEAD = b"HTTP/1.1 100"
 _BLANK_LINE = b"\r\n\r\n"
 
 
+LATE_NS = 2_000_000_000
+"""How much longer than the recorded client one may wait and still let go at the same moment: computing takes no time on
+its clock, but what it waited for before may have come a little later than it was recorded to."""
+
+
 @dataclass(frozen=True, slots=True)
 class Event:
     """What the socket gives at virtual monotonic time ``due_ns``, or later if nobody read then.
 
     "data" is what one read returned; "eof" the peer's end. The others are failures of the connection: "reset",
-    "timeout" (the system's own, not that of a client), "tls". ``message`` is as the system had it. A silent peer is no
-    event at all.
+    "timeout" (the system's own, not that of a client), "tls". ``message`` is as the system had it. "unknown": from here
+    on nothing is recorded, since the client had let go. A silent peer is no event at all.
     """
 
     due_ns: int
-    kind: Literal["data", "eof", "reset", "timeout", "tls"]
+    kind: Literal["data", "eof", "reset", "timeout", "tls", "unknown"]
     data: bytes = b""
     message: str = ""
 
@@ -120,7 +125,11 @@ def _end(exchange: pb.Exchange, method: str, ended_ns: int, last_ns: int) -> Eve
         return Event(ended_ns, "tls", message=message)
     if exchange.error == "timeout":
         # The client's own timeout fires by itself, on the virtual clock; only the system's has to be played.
-        return Event(ended_ns, "timeout", message=message) if is_system_timeout(message) else None
+        if not is_system_timeout(message):
+            return Event(ended_ns + LATE_NS, "unknown") if exchange.HasField("ended_ns") else None
+        return Event(ended_ns, "timeout", message=message)
+    if message == GIVEN_UP and exchange.HasField("ended_ns"):
+        return Event(ended_ns + LATE_NS, "unknown")
     if is_whole(exchange) and exchange.framing == "wire" and _closes(exchange, method):
         return Event(last_ns, "eof")
     return None

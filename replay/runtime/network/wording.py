@@ -118,6 +118,16 @@ def _duration(ns: int) -> str:
     return f"{ns} ns"
 
 
+def read_on(exchange: pb.Exchange) -> str:
+    """What an AnswerNotRecorded says."""
+    size = sum(chunk.size for chunk in exchange.chunks)
+    after = f"after {size:,} bytes of it" if size else "before any of it came"
+    return (
+        f"more of the answer to {exchange.id} {request_line(exchange)}{asked_by(exchange)}: the recorded program had "
+        f"let go of it {after}, {_duration(exchange.ended_ns - exchange.started_ns)} after it asked"
+    )
+
+
 def left_over(exchange: pb.Exchange) -> str:
     return f"{exchange.id} {request_line(exchange)} was recorded and not asked in the replay{asked_by(exchange)}"
 

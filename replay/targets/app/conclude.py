@@ -36,6 +36,7 @@ from replay.engine.failure import Failure, FailureKind
 from replay.errors import Refused, ReplayError
 from replay.report import finding
 from replay.runtime.env import Refusal
+from replay.runtime.errors import AnswerNotRecorded
 from replay.runtime.loop import Stalled
 from replay.signature import Location, Signature
 from replay.targets.app.failing_line import may_still_fail
@@ -193,7 +194,8 @@ def _unrecorded(sought: Sought, env: World, outcome: Outcome, first: Refusal) ->
     past_failure = sought.tools_given and first.step >= sought.step
     if first.left_over and not past_failure:
         return _parted(first, failure)
-    if under_way := what_was_to_end(sought.state, first.standpoint):
+    read_on = isinstance(first.error, AnswerNotRecorded)
+    if not read_on and (under_way := what_was_to_end(sought.state, first.standpoint)):
         message = f"everything recorded was asked, but it asked before this had ended, which it had then: {under_way}"
         return _parted(first, failure, finding("asked-early", message))
     beyond = finding(
@@ -221,6 +223,8 @@ def _unrecorded(sought: Sought, env: World, outcome: Outcome, first: Refusal) ->
             "had been passed by then cannot be told: the program was still in the functions that lead to it"
         )
         remedy = "answer it with --fork --handlers MODULE:FUNCTION, or record the program anew"
+        if read_on:
+            remedy = AnswerNotRecorded.remedy
         told = finding(Reason.BEYOND_THE_RECORD.value, message, remedy=remedy)
         decision = Decision(Verdict.INCONCLUSIVE, Reason.BEYOND_THE_RECORD)
         return replace(_decided(sought, None, [told]), decision=decision, failure=failure)

@@ -27,6 +27,7 @@ from replay.runtime.own_process import OwnProcess
 from replay.runtime.variables import may_be_set
 from replay.signature import Signature
 from replay.targets.app.answers import ReplayedAnswers
+from replay.targets.app.around import NOTHING_KNOWN, around
 from replay.targets.app.conclude import conclude
 from replay.targets.app.cuts import Cuts
 from replay.targets.app.entry import arguments_of, call, defaults_used, load_entry
@@ -177,6 +178,7 @@ class _Replay:
                     env,
                     world=world | {"ended": outcome.ended, "model_answers": self._model.answered if self._model else 0},
                     output=output.tail(),
+                    around=around(env, outcome.error) if conclusion.failure is not None else NOTHING_KNOWN,
                     timings={
                         "load_s": loaded - self._began,
                         "step_s": ended - loaded,
@@ -206,6 +208,7 @@ class _Replay:
         *,
         world: Mapping[str, Any] | None = None,
         output: str = "",
+        around: Mapping[str, Any] = NOTHING_KNOWN,
         timings: Mapping[str, float] | None = None,
     ) -> dict[str, Any]:
         options, divergence = self._options, conclusion.divergence
@@ -231,6 +234,7 @@ class _Replay:
             divergence=divergence.to_json() if divergence else None,
             world=world or {},
             output=output,
+            around=around,
             settings={f"tool.{name}.result": value for name, value in options.tool_results.items()},
             findings=findings,
             timings={**(timings or {}), "total_s": perf_counter() - self._began},

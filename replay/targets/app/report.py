@@ -22,6 +22,7 @@ def app_report(
     divergence: Mapping[str, Any] | None,
     world: Mapping[str, Any],
     output: str,
+    around: Mapping[str, Any],
     settings: Mapping[str, Any],
     findings: list[dict[str, Any]],
     timings: Mapping[str, float],
@@ -32,6 +33,7 @@ def app_report(
     """The JSON report of one run.
 
     ``world`` counts what was recorded, asked for, and left over; ``output`` is the end of what the program printed.
+    ``around`` is what `replay.targets.app.around` knows of the failure.
     """
     return build_report(
         decision,
@@ -42,7 +44,7 @@ def app_report(
         expected=expected,
         divergence=divergence,
         failure=failure,
-        own={"world": world, "output": output},
+        own={"world": world, "output": output, **around},
         findings=findings,
         repeat={"n": 1, "reproduced": int(decision.verdict is Verdict.REPRODUCED)},
         timings=timings,

@@ -157,7 +157,12 @@ async def test_a_request_that_takes_too_long_makes_a_dump_and_goes_on(served, tm
 
 
 async def test_the_context_is_that_of_the_request_that_takes_too_long(served, tmp_path):
-    app = served(sleeping, timeout=0.1)
+    async def waits_for_its_dump(scope: Any, receive: Any, send: Any) -> None:
+        while not (tmp_path / "dumps").exists():
+            await look_up(0.3)
+        await sleeping(scope, receive, send)
+
+    app = served(waits_for_its_dump, timeout=0.1)
     await asyncio.gather(ask(app, path="/first"), ask(app, path="/second"))
     state = only_dump(tmp_path / "dumps")  # the second one's failure is the same
     assert state.failures[0].exchange == state.exchanges[0].id

@@ -27,7 +27,7 @@ def test_people_read_a_table_and_what_it_says(full_pool):
     lines = full_pool.stdout.splitlines()
     rows = [line.split(maxsplit=2)[:2] for line in lines if line.startswith(("kv.num_blocks", "schedule=live"))]
     assert rows == [["kv.num_blocks=72", "vanishes"], ["schedule=live", "stays"]]
-    assert "The failure needs a KV pool of no more than 36 blocks" in full_pool.stdout
+    assert "The failure needs a KV pool of fewer than 72 blocks" in full_pool.stdout
     assert "1 pairs that do not make it vanish: another failure 1" in full_pool.stdout
     assert "Not tried: kernels=stock and model.dtype=float32, since --target schedule has no model." in full_pool.stdout
     assert "scheduler.prefix_cache=false (it ran without a prefix cache)" in " ".join(full_pool.stdout.split())

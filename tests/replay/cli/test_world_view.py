@@ -47,6 +47,31 @@ def test_one_that_cannot_be_told_to_have_passed_its_failure_has_not_lived_on():
     assert not lived_on(report("beyond-the-record"))
 
 
+def test_what_it_waited_for_and_was_in_the_middle_of_is_told_with_its_failure():
+    overdue = {
+        "call": "tool-2",
+        "tool": "rates",
+        "deadline_s": 30.0,
+        "waited_s": 30.0,
+        "requests": ["x4 GET http://rates/"],
+        "stack": [{"frame": "agent.py:rates", "line": 74}, {"frame": "agent.py:answer", "line": 98}],
+    }
+    stack: tuple[tuple[str, dict[str, int]], ...] = (("turn", {"n": 3}), ("agent", {}), ("main", {}))
+    frames = [{"kind": kind, "payload": payload} for kind, payload in stack]
+    failed = report() | {
+        "failure": {"message": "", "frame": "agent.py:answer"},
+        "overdue": [overdue],
+        "context": frames,
+    }
+    rows = list(world_rows(failed))
+    assert (
+        "waited for",
+        "tool call tool-2 (rates), for 30 s, deadline 30 s; no answer to x4 GET http://rates/; "
+        "in agent.py:rates line 74 < agent.py:answer line 98",
+    ) in rows
+    assert [value for name, value in rows if name == "in the middle of"] == ['turn {"n": 3}', "agent"]
+
+
 def test_time_spent_in_vain_on_the_model_is_not_called_its_own():
     timings = {"load_s": 0.5, "step_s": 4.0, "model_s": 3.6, "total_s": 5.0}
     assert "of it model 3.60 s" in world_time(timings, answers=1)

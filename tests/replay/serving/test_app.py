@@ -70,6 +70,26 @@ def test_a_prompt_as_text_and_as_ids_is_the_same(client):
         assert answer.usage.completion_tokens == 40
 
 
+@pytest.mark.parametrize("endpoint", ["chat", "text"])
+def test_the_ids_of_an_answer_come_with_its_text_and_where_a_character_is_not_whole_before_it(client, endpoint):
+    """A logit_bias makes the model write first halves of characters only, whose text waits for what follows."""
+    half = TOKENIZER.token_to_id("Ã")
+    common = {"model": "tiny", "max_tokens": 4, "logit_bias": {str(half): 100}}
+    common |= {"extra_body": {"return_token_ids": True}}
+    create = client.chat.completions.create if endpoint == "chat" else client.completions.create
+    asked = {"messages": HELLO} if endpoint == "chat" else {"prompt": "hello"}
+    answer = create(**asked, **common).choices[0]
+    said = answer.message.content if endpoint == "chat" else answer.text
+    assert answer.token_ids == [half] * 4
+    assert TOKENIZER.decode(answer.token_ids) == said
+    chunks = [chunk.choices[0] for chunk in create(**asked, **common, stream=True)]
+    told = [chunk for chunk in chunks if getattr(chunk, "token_ids", None)]
+    assert [token for chunk in told for token in chunk.token_ids] == answer.token_ids
+    texts = [(chunk.delta.content or "") if endpoint == "chat" else chunk.text for chunk in told]
+    assert "".join(texts) == said
+    assert texts[0] == ""
+
+
 def test_choices_differ_and_come_back_with_the_seed(client):
     common = {"model": "tiny", "prompt": "a", "max_tokens": 16, "seed": 9, "n": 3}
     first = [choice.text for choice in client.completions.create(**common).choices]

@@ -45,6 +45,13 @@ def test_every_sampling_parameter_arrives():
     assert (sampling.seed, sampling.stop, sampling.stop_token_ids, sampling.ignore_eos) == (5, ("x",), (4,), True)
 
 
+def test_token_ids_are_given_to_who_asks_for_them():
+    assert not chat().return_token_ids
+    assert chat(return_token_ids=True).return_token_ids
+    assert text(return_token_ids=True).return_token_ids
+    assert refused(text, return_token_ids=1).param == "return_token_ids"
+
+
 def test_limits_on_output_follow_the_api():
     assert chat().sampling.max_tokens == 0
     assert chat(max_tokens=5).sampling.max_tokens == 5

@@ -13,7 +13,8 @@ from dumps.schema.writer import write_dump
 from replay.targets.job import options_of
 from replay.why.change import Change
 from replay.why.engine_changes import blocks_for_all, changes_of, needs_model
-from tests.fixture_folders import FIXTURES, names
+from tests.fixture_folders import FIXTURES
+from tests.incidents import of_engines
 from tests.small_dump import small_sections, small_state
 
 Changed = Callable[[pb.RuntimeState], object]
@@ -148,7 +149,7 @@ def test_a_pool_for_all_has_room_for_as_many_as_run_at_once():
     assert blocks_for_all(state) == 8  # 16 tokens are allowed
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", of_engines())
 def test_every_change_is_one_that_a_replay_takes(name):
     changes, left = of(FIXTURES / name / "dump.pplx")
     assert changes

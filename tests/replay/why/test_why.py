@@ -34,7 +34,7 @@ def test_a_full_pool_needs_its_size_its_policy_and_its_load():
     outcome = asked(OVERFLOW, target="schedule")
     assert effects(outcome.singles) == FULL_POOL
     assert outcome.words[0] == (
-        "The failure needs a KV pool of no more than 36 blocks, the policy truncate and several requests running at "
+        "The failure needs a KV pool of fewer than 72 blocks, the policy truncate and several requests running at "
         "once together: any of them changed (kv.num_blocks=72, scheduler.on_kv_exhausted=preempt or "
         "scheduler.max_num_seqs=1), and it is gone."
     )

@@ -204,6 +204,18 @@ def test_what_is_said_is_found_in_each_shape() -> None:
     assert said(b"") == {}
 
 
+def test_token_ids_are_what_a_model_says_however_the_answer_was_cut() -> None:
+    def of(*ids: list[int]) -> pb.Exchange:
+        choices = [{"index": 0, "text": "", "token_ids": one} for one in ids]
+        chunks = [pb.Chunk(data=b"data: " + json.dumps({"choices": [one]}).encode() + b"\n\n") for one in choices]
+        return pb.Exchange(status=200, framing="body", ended_ns=1, chunks=chunks)
+
+    assert compare_answers(of([1, 2], [3]), of([1], [2, 3])) is None
+    difference = compare_answers(of([1, 2]), of([12]))
+    assert difference is not None
+    assert difference.field == "choices[0].token_ids"
+
+
 def test_ids_times_and_cuts_are_not_compared_and_reasons_are() -> None:
     assert compare_answers(answer("ab", "c"), answer("a", "bc", number=9)) is None
     other = answer("abc")

@@ -144,6 +144,7 @@ replay = LazyGroup(
         "run": LazyCommand("replay.cli.run:run", "Re-run a dump and print the verdict."),
         "batch": LazyCommand("replay.cli.batch:batch", "Re-run many dumps at once: a report each, a table of all."),
         "minimise": LazyCommand("replay.cli.minimise:minimise", "Find the smallest run that shows a dump's failure."),
+        "fuzz": LazyCommand("replay.cli.fuzz:fuzz", "Search near dumps for failures that they do not show."),
         "why": LazyCommand("replay.cli.why:why", "Tell which setting a failure needs: one thing changed at a time."),
         "fixture": LazyCommand("replay.cli.fixture:fixture", "Keep dumps in a test suite, and check those kept there."),
         "serve": LazyCommand("replay.cli.serve:serve", "Replay dumps over HTTP on this machine."),

@@ -9,10 +9,9 @@ import click
 from replay.cli.console import command, json_option, print_json, stdout
 from replay.cli.failures import EXIT_INTERRUPTED
 from replay.cli.minimise_view import show, watching
-from replay.cli.params import as_seconds
+from replay.cli.params import budget_option, device_option, load_timeout_option, model_option, program_options
 from replay.minimise.minimise import minimise as minimise_dump
 from replay.minimise.options import TARGETS, Options
-from replay.targets.app.options import ANSWERS
 
 
 @command()
@@ -26,16 +25,8 @@ from replay.targets.app.options import ANSWERS
     help="Where the failure must show: on the model; in scheduler and block pool alone (no weights, no torch); in your "
     "program. auto is the model where its weights are here.",
 )
-@click.option(
-    "--model", type=click.Path(path_type=Path), help="Folder of safetensors or a .gguf file.  [default: by fingerprint]"
-)
-@click.option(
-    "--device",
-    type=click.Choice(("auto", "cpu", "cuda")),
-    default="auto",
-    show_default=True,
-    help="Where to run the model.",
-)
+@model_option
+@device_option
 @click.option(
     "--repeat",
     type=click.IntRange(1, 100),
@@ -43,44 +34,12 @@ from replay.targets.app.options import ANSWERS
     show_default=True,
     help="The dump and the result must reproduce N of N.",
 )
-@click.option(
-    "--time",
-    "time_s",
-    callback=as_seconds,
-    default="10m",
-    show_default=True,
-    metavar="DURATION",
-    help="Budget of the search.",
+@budget_option("--time", default="10m", help="Budget of the search.")
+@budget_option(
+    "--trial-timeout", default="60s", help="Budget of one trial, loading not counted. A trial that uses it up says no."
 )
-@click.option(
-    "--trial-timeout",
-    callback=as_seconds,
-    default="60s",
-    show_default=True,
-    metavar="DURATION",
-    help="Budget of one trial, loading not counted. A trial that uses it up says no.",
-)
-@click.option(
-    "--load-timeout",
-    callback=as_seconds,
-    default="120s",
-    show_default=True,
-    metavar="DURATION",
-    help="Budget for loading.",
-)
-@click.option(
-    "--app-path",
-    multiple=True,
-    type=click.Path(exists=True, file_okay=False),
-    help="Folder to import the program from; may be repeated.  [default: the current one]",
-)
-@click.option(
-    "--answers",
-    type=click.Choice(ANSWERS),
-    default=ANSWERS[0],
-    show_default=True,
-    help="A program's model: computed again, or the recorded answers.",
-)
+@load_timeout_option
+@program_options
 @click.option(
     "--resume/--restart",
     default=None,
@@ -95,7 +54,7 @@ def minimise(
     model: Path | None,
     device: str,
     repeat: int,
-    time_s: float,
+    time: float,
     trial_timeout: float,
     load_timeout: float,
     app_path: tuple[str, ...],
@@ -133,7 +92,7 @@ def minimise(
         app_path=app_path,
         answers=answers,
         repeat=repeat,
-        time_s=time_s,
+        time_s=time,
         trial_s=trial_timeout,
         load_s=load_timeout,
         resume=resume,

@@ -11,7 +11,7 @@ import click
 
 from dumps.text import printable
 from replay.cli.console import EXIT_BISECT_SKIP, command, json_option, note, print_json, stderr, stdout
-from replay.cli.params import as_seconds, make_absolute
+from replay.cli.params import budget_option, load_timeout_option, make_absolute, program_options
 from replay.cli.progress import STOPPED, progress
 from replay.cli.report_view import show
 from replay.errors import UsageError
@@ -93,19 +93,7 @@ HANDLERS_HELP = (
 @click.option("--model", type=click.Path(), help="Folder of safetensors or a .gguf file.  [default: by fingerprint]")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Change a setting; they are listed below.")
 @click.option("--repeat", type=click.IntRange(1, 1000), default=1, show_default=True, help="Replay N times: k of N.")
-@click.option(
-    "--app-path",
-    multiple=True,
-    type=click.Path(exists=True, file_okay=False),
-    help="Folder to import the program from; may be repeated.  [default: the current one]",
-)
-@click.option(
-    "--answers",
-    type=click.Choice(ANSWERS),
-    default=ANSWERS[0],
-    show_default=True,
-    help="A program's model: computed again where its weights are here, or the recorded answers.",
-)
+@program_options
 @click.option("--fork", is_flag=True, help="Let a program run past its recorded world; takes --handlers.")
 @click.option("--handlers", metavar="MODULE:FUNCTION", help=HANDLERS_HELP)
 @click.option("--api-key-env", metavar="NAME", help="Variable with the endpoint's API key.  [default: OPENAI_API_KEY]")
@@ -114,21 +102,13 @@ HANDLERS_HELP = (
 @click.option("--signature", type=click.Path(), help="Look for the failure of another dump, or of a signature in JSON.")
 @click.option("--expect", type=click.Choice([v.value for v in Verdict]), help="Exit 0 for this verdict only.")
 @click.option("--bisect", is_flag=True, help="Exit codes for git bisect run: 0 gone, 1 reproduced, 125 cannot say.")
-@click.option(
+@budget_option(
     "--timeout",
-    callback=as_seconds,
-    metavar="DURATION",
+    default=None,
     help="Budget for the replayed steps or the program, e.g. 5s; loading does not count. Without it a program may "
     "run for ever.",
 )
-@click.option(
-    "--load-timeout",
-    callback=as_seconds,
-    default="120s",
-    show_default=True,
-    metavar="DURATION",
-    help="Budget for loading.",
-)
+@load_timeout_option
 @click.option("--salvage", is_flag=True, help="Replay what is left of a torn dump.")
 @click.option("--full", is_flag=True, help="Put the answers' token ids into the JSON report.")
 @json_option

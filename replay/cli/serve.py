@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from replay.cli.console import command, debug_level, json_option, note, print_json, stdout
-from replay.cli.params import as_bytes, as_seconds
+from replay.cli.params import as_bytes, as_seconds, load_timeout_option
 from replay.errors import UsageError
 from replay.server.app import ServerConfig
 from replay.server.auth import checked_token, new_token, read_token
@@ -38,14 +38,7 @@ from replay.server.replays import Settings
     show_default=True,
     help="Most time for the steps of one replay.",
 )
-@click.option(
-    "--load-timeout",
-    callback=as_seconds,
-    metavar="DURATION",
-    default="120s",
-    show_default=True,
-    help="Most time to load for it.",
-)
+@load_timeout_option
 @click.option("--workers", type=click.IntRange(1, 64), default=1, show_default=True, help="Replays at once.")
 @click.option(
     "--warm/--no-warm",

@@ -9,10 +9,9 @@ import click
 
 from replay.cli.console import command, json_option, print_json, stdout
 from replay.cli.failures import EXIT_INTERRUPTED
-from replay.cli.params import as_seconds
+from replay.cli.params import budget_option, device_option, load_timeout_option, model_option, program_options
 from replay.cli.progress import STOPPED, progress
 from replay.cli.why_view import show
-from replay.targets.app.options import ANSWERS
 from replay.why.options import TARGETS, Options
 from replay.why.why import why as ask
 
@@ -27,16 +26,8 @@ from replay.why.why import why as ask
     help="On the model; in scheduler and block pool alone (no weights, no torch); or your program. auto is the model "
     "where its weights are here.",
 )
-@click.option(
-    "--model", type=click.Path(path_type=Path), help="Folder of safetensors or a .gguf file.  [default: by fingerprint]"
-)
-@click.option(
-    "--device",
-    type=click.Choice(("auto", "cpu", "cuda")),
-    default="auto",
-    show_default=True,
-    help="Where to run the model.",
-)
+@model_option
+@device_option
 @click.option(
     "--try",
     "extra",
@@ -62,44 +53,14 @@ from replay.why.why import why as ask
     show_default=True,
     help="As recorded, the dump must reproduce N of N.",
 )
-@click.option(
-    "--time",
-    "time_s",
-    callback=as_seconds,
-    default="5m",
-    show_default=True,
-    metavar="DURATION",
-    help="Budget of all replays.",
-)
-@click.option(
+@budget_option("--time", default="5m", help="Budget of all replays.")
+@budget_option(
     "--trial-timeout",
-    callback=as_seconds,
     default="60s",
-    show_default=True,
-    metavar="DURATION",
     help="Budget of one replay, loading not counted. One that uses it up tells nothing.",
 )
-@click.option(
-    "--load-timeout",
-    callback=as_seconds,
-    default="120s",
-    show_default=True,
-    metavar="DURATION",
-    help="Budget for loading.",
-)
-@click.option(
-    "--app-path",
-    multiple=True,
-    type=click.Path(exists=True, file_okay=False),
-    help="Folder to import the program from; may be repeated.  [default: the current one]",
-)
-@click.option(
-    "--answers",
-    type=click.Choice(ANSWERS),
-    default=ANSWERS[0],
-    show_default=True,
-    help="A program's model: computed again, or the recorded answers.",
-)
+@load_timeout_option
+@program_options
 @json_option
 def why(
     dump: Path,
@@ -110,7 +71,7 @@ def why(
     pairs: bool | None,
     numbers: bool,
     repeat: int,
-    time_s: float,
+    time: float,
     trial_timeout: float,
     load_timeout: float,
     app_path: tuple[str, ...],
@@ -151,7 +112,7 @@ def why(
         pairs=pairs,
         numbers=numbers,
         repeat=repeat,
-        time_s=time_s,
+        time_s=time,
         trial_s=trial_timeout,
         load_s=load_timeout,
     )

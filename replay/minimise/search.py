@@ -90,7 +90,8 @@ class Search:
         for target in targets:
             trial = self._trials.play(scenario, target, MAX_STEPS)
             if trial.shows:
-                steps[target], allowed[target] = trial.steps, trial.seen
+                # The step that raises is not counted, nor is one in which nothing can go on.
+                steps[target], allowed[target] = trial.steps + 1, trial.seen
         if not steps or (self._engine and self._engine not in steps):
             return Facts(problem=trial.problem)
         facts, config = Facts(steps=steps, allowed=allowed), scenario.config

@@ -1,0 +1,3 @@
+from tests.replay.fuzz.searches import here
+
+__all__ = ["here"]

@@ -27,6 +27,10 @@ class UsageError(ReplayError):
     exit_code = 2
 
 
+class ProgramDump(UsageError):
+    """A dump is that of a program, and an engine's was wanted. A program is replayed with --target app."""
+
+
 class ModelUnavailable(ReplayError):
     """No weights with the wanted name or fingerprint were found, or they could not be fetched or converted."""
 

@@ -49,6 +49,7 @@ class Reason(StrEnum):
     PROGRAM_UNSUPPORTED = "program-unsupported"
     NOTHING_ASKED = "nothing-asked"
     BEYOND_THE_RECORD = "beyond-the-record"
+    COMPUTING = "computing-takes-no-time"
     NOT_VISIBLE = "not-visible-from-outside"
     ENDPOINT_UNREACHABLE = "endpoint-unreachable"
     ENDPOINT_NO_MODEL = "endpoint-without-model"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,12 @@ _BEFORE = 24  # characters of an excerpt that both sides share
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 _WEIGHTS = {"method": 40, "url": 1000, "url.scheme": 100, "url.host": 100, "url.port": 100, "url.path": 50}
 _NOTHING = object()
+_DURATION = re.compile(
+    r"(?:^|[._-])(?:ms|us|ns|s|secs?|seconds|millis|time|took|elapsed|latency|duration|delay|age|uptime)(?:$|[._\[-])",
+    re.IGNORECASE,
+)
+_BETWEEN_WORDS = re.compile(r"(?<!\d{4}-\d\d-\d\d)[ \t]|[\r\n,;=&|\"']")
+"""A date and the time behind it are one word."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +54,20 @@ class FieldDifference:
     one: str | None
     other: str | None
     values: tuple[Sequence[object], Sequence[object]] = dataclasses.field(default=((), ()), compare=False, repr=False)
+    free_text: bool = dataclasses.field(default=False, compare=False, repr=False)
+    """The values are no ids and nothing else of one piece, so that a count since 1970 may be a word of them."""
+
+    @property
+    def named_as_a_duration(self) -> bool:
+        return _DURATION.search(self.field) is not None
+
+    def shrank(self) -> bool:
+        """Whether this is a number with a name that durations have, and less on the other side, but not negative."""
+        mine, theirs = self.values
+        if not self.named_as_a_duration or len(mine) != 1 or len(theirs) != 1:
+            return False
+        one, other = _number(mine[0]), _number(theirs[0])
+        return one is not None and other is not None and 0 <= other < one
 
     def apart(self, now_ns: int) -> Apart | None:
         """How far the times are apart in which alone the two sides differ; None if they differ in anything else.
@@ -56,10 +77,11 @@ class FieldDifference:
         mine, theirs = self.values
         if not mine or len(mine) != len(theirs):
             return None
-        pairs = [(one, other) for one, other in zip(mine, theirs, strict=True) if one != other]
-        found = [apart(one, other, now_ns=now_ns) for one, other in pairs]
-        times = [one for one in found if one is not None]
-        return sum(times[1:], times[0]) if times and len(times) == len(found) else None
+        found = _apart(mine, theirs, now_ns)
+        if found is not None or not self.free_text:
+            return found
+        words = [[word for value in side for word in _BETWEEN_WORDS.split(str(value))] for side in self.values]
+        return _apart(words[0], words[1], now_ns) if len(words[0]) == len(words[1]) else None
 
     def apart_ns(self, now_ns: int) -> int | None:
         """The largest distance of `apart`, in nanoseconds."""
@@ -69,10 +91,28 @@ class FieldDifference:
 
 @dataclass(frozen=True, slots=True)
 class TimeDifference:
-    """A field in which two requests differ by ``apart_ns`` nanoseconds, and in nothing else."""
+    """A field in which two requests differ by ``apart_ns`` nanoseconds, and in nothing else. 0 for a duration, whose
+    unit nobody knows."""
 
     field: str
     apart_ns: int
+
+
+def _apart(mine: Sequence[object], theirs: Sequence[object], now_ns: int) -> Apart | None:
+    pairs = [(one, other) for one, other in zip(mine, theirs, strict=True) if one != other]
+    found = [apart(one, other, now_ns=now_ns) for one, other in pairs]
+    times = [one for one in found if one is not None]
+    return sum(times[1:], times[0]) if times and len(times) == len(found) else None
+
+
+def _number(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        number = float(value)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
 
 
 def match_key(exchange: pb.Exchange) -> MatchKey:
@@ -97,13 +137,16 @@ def time_difference(
     one: CanonicalRequest, other: CanonicalRequest, *, now_ns: int, at_most_ns: int
 ) -> list[TimeDifference] | None:
     """The fields of two requests that differ in times only, no more than ``at_most_ns`` apart, or one unit of how the
-    time is written where that is more; None if others differ.
+    time is written where that is more, and in durations that are shorter on the other side; None if others differ.
 
     ``now_ns`` is nanoseconds since 1970 (UTC), a day around which a value may be a time.
     """
     found = []
     for difference in _differences(one, other):  # all of them: the fifty-first may be no time
         times = difference.apart(now_ns)
+        if times is None and difference.shrank():
+            found.append(TimeDifference(difference.field, 0))
+            continue
         if times is None or not times.within(at_most_ns):
             return None
         found.append(TimeDifference(difference.field, times.ns))
@@ -165,7 +208,7 @@ def _body_differences(one: CanonicalRequest, other: CanonicalRequest) -> Iterato
 def _body_as_bytes(one: CanonicalRequest, other: CanonicalRequest) -> Iterator[FieldDifference]:
     mine, theirs = (_text(side.body.data) for side in (one, other))
     if one.body.kind == other.body.kind:
-        yield from _leaf("body", mine, theirs, different=True, values=([mine], [theirs]))
+        yield from _leaf("body", mine, theirs, different=True, values=([mine], [theirs]), free_text=True)
         return
     mine, theirs = (f"({side.body.kind}) {text}" for side, text in ((one, mine), (other, theirs)))
     yield from _leaf("body", mine, theirs, different=True)
@@ -201,7 +244,9 @@ def _json_differences(path: str, one: Any, other: Any) -> Iterator[FieldDifferen
         for at, (mine, theirs) in enumerate(zip_longest(one, other, fillvalue=_NOTHING)):
             yield from _json_differences(f"{path}[{at}]", mine, theirs)
     elif one is _NOTHING or other is _NOTHING or json_text(one) != json_text(other):
-        yield from _leaf(path, _json_side(one), _json_side(other), different=True, values=([one], [other]))
+        text = isinstance(one, str) and " " in one
+        sides = _json_side(one), _json_side(other)
+        yield from _leaf(path, *sides, different=True, values=([one], [other]), free_text=text)
 
 
 def _json_side(value: Any) -> str | None:
@@ -217,9 +262,10 @@ def _leaf(
     *,
     different: bool = False,
     values: tuple[Sequence[object], Sequence[object]] = ((), ()),
+    free_text: bool = False,
 ) -> Iterator[FieldDifference]:
     if different or one != other:
-        yield FieldDifference(printable(name), *_excerpts(one, other), values)
+        yield FieldDifference(printable(name), *_excerpts(one, other), values, free_text)
 
 
 def _excerpts(one: object, other: object) -> tuple[str | None, str | None]:

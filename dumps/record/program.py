@@ -20,9 +20,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import difflib
 import inspect
 import logging
 import os
+import shlex
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -44,6 +46,7 @@ from dumps.record.seams import (
     http_client_socket,
     httpcore_backend,
     tools,
+    unplayable,
 )
 from dumps.record.seams.json_text import to_json
 from dumps.record.seams.log import LogLimits, WorldLog
@@ -104,6 +107,11 @@ def recording(
 
     Raises ValueError for another level, and for a timeout that is not positive.
     """
+    levels = [one.value for one in RecordLevel]
+    if level not in levels:
+        near = difflib.get_close_matches(str(level), levels, 1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"level={level!r}: one of {', '.join(map(repr, levels))}{hint}")
     if timeout is not None and not timeout > 0:
         raise ValueError(f"timeout={timeout!r}: seconds, more than 0")
     return Recording(
@@ -297,6 +305,8 @@ class Recording:
         except OSError as problem:
             log.error("the context snapshot of %s was not written: %s", path, problem)
         log.warning("dump written: %s, reason: %s", path, trouble.reason)
+        if command := _replay_command(path, state):
+            log.warning("replay it: %s", command)
         return path
 
     def _note_interrupt(self) -> None:
@@ -311,12 +321,14 @@ class Recording:
 
     def _install(self) -> None:
         self.facts.begin()
+        self.log.owner = threading.get_ident()
         self.folder = self.folder.absolute()  # the program may change its working folder
         install = self._undo.append
         install(clock.install(self.log))
         install(entropy.install(self.log))
         install(tools.install(self.log))
         install(context.install(self.log))
+        install(unplayable.install(self.log))
         # What it writes there itself, and nothing else: the folder may be the program's own.
         exclude = (*self._exclude, f"{self.folder}/*.pplx", f"{self.folder}/context-snapshot-*.json")
         install(files.install(self.log, include=self._include, exclude=exclude))
@@ -341,6 +353,14 @@ class Recording:
 def active() -> Recording | None:
     """The recording of this process."""
     return _recording if _recording is not None and _recording.active else None
+
+
+def _replay_command(path: Path, state: pb.RuntimeState) -> str:
+    """Empty where the entry is not known, or cannot be imported, and below the level that a replay needs."""
+    entry = state.program.entry
+    if not entry or "<" in entry or state.manifest.record_level != RecordLevel.FULL:
+        return ""
+    return f"pplx-replay run {shlex.quote(str(path))} --target {shlex.quote(f'app={entry}')}"
 
 
 def _named(function: Callable[..., Any], positional: Sequence[Any], by_name: dict[str, Any]) -> dict[str, Any]:

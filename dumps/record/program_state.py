@@ -18,6 +18,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from dumps.ledger import record
+from dumps.record import standard_input
 from dumps.record.command_line import MAX_BYTES, without_secrets
 from dumps.record.loops import loop_left_by, running_loop
 from dumps.record.message_text import utf8
@@ -65,12 +66,14 @@ class ProgramFacts:
     ended_ns: int | None = None
     argv: Sequence[str] = ()
     temporary_folder: str = ""
+    standard_input: str = ""
 
     def begin(self) -> None:
         self.started_ns = monotonic_ns()
         self.wall_minus_monotonic_ns = time.time_ns() - self.started_ns
         self.argv = without_secrets(getattr(sys, "argv", ()))
         self.temporary_folder = _temporary_folder()
+        self.standard_input = standard_input.kind()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,6 +157,8 @@ def state_of(
     state = pb.RuntimeState()
     _fill_manifest(state.manifest, log, trouble.reason, now, monotonic)
     _fill_program(state.program, facts, log.level)
+    if facts.standard_input:
+        state.descriptors.add(fd=0, kind=facts.standard_input, target="stdin")
     with log.lock:
         state.exchanges.extend(log.exchanges)
         state.tool_calls.extend(log.tool_calls)
@@ -266,6 +271,8 @@ def _fill_ledger(state: pb.RuntimeState, log: WorldLog, lost: dict[str, int], fo
         record(state, "program.arguments_json", pb.ABSENT, note)
     elif not state.program.argv:
         record(state, "program.argv", pb.ABSENT, f"the command line is empty, or longer than {MAX_BYTES} bytes")
+    if log.unplayable:
+        record(state, "program", pb.OBSERVED, f"no replay follows it: {'; '.join(log.unplayable.values())}")
     notes: dict[str, list[str]] = {}
     for kind, count in sorted(lost.items()):
         path = kind if kind in state.DESCRIPTOR.fields_by_name else _FIELDS.get(kind, "exchanges")

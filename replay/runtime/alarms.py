@@ -114,7 +114,9 @@ class Alarms:
     def _arm(self, ns: int, interval_ns: int) -> None:
         self._note_handler()
         self._interval_ns = interval_ns
+        self._clock.catch_up_with_work()
         self._clock.alarm_ns = self._clock.monotonic_ns() + ns if ns > 0 else None
+        self._clock.alarm_is_fresh = True
 
     def _note_handler(self) -> None:
         handler = signal.getsignal(signal.SIGALRM)

@@ -5,6 +5,10 @@ that something took. Sleeping in the thread of the replay moves time on at once,
 nothing to do (``replay.runtime.loop``). While real work runs, ``hold`` keeps time still, so that no deadline fires
 because of it.
 
+Computing takes no time; the clock catches up with the record where something recorded is asked for. What the program
+computed, it computed before it set the deadline of that request: deadlines that were set since time moved last move
+along (`catch_up`), and one who looks at the clock after long computing sees that time already (`catch_up_with_work`).
+
 Virtual once installed
     Wall time in all its forms (``time.time``, ``time_ns``, ``gmtime``, ``localtime``, ``strftime``, ``ctime``,
     ``asctime``, ``datetime.now``, ``date.today``, ``uuid.uuid1``), ``time.monotonic``, ``time.perf_counter``,
@@ -45,7 +49,9 @@ import time_machine
 
 from dumps.record.seams.rebind import StandIn, rebind
 from dumps.schema import state_pb2 as pb
+from replay.runtime.deadlines import FreshTimers, WasSetAfter, set_after
 from replay.runtime.errors import RuntimeReplayError
+from replay.runtime.work import Work
 
 NS = 1_000_000_000
 LATEST_WALL_NS = 2**63
@@ -105,7 +111,12 @@ class VirtualClock:
             if not 0 <= at + offset < LATEST_WALL_NS:
                 raise ClockOutOfRange(f"the wall clock stands at {at + offset} ns since 1970, at monotonic {at} ns")
         self._now_ns = self.started_ns
+        self.next_asked: Callable[[int], int | None] = _none_is_known
+        self.fresh_timers = FreshTimers()
+        self.work = Work()
         self.alarm_ns: int | None = None  # when the program wants a signal, and who raises it then
+        self.alarm_is_fresh = False
+        self.missed_ns: int | None = None  # when the recorded program failed, if that was for a deadline
         self.ring: Callable[[], None] = _nothing
         self._lock = threading.Lock()
         self._holds: Counter[int] = Counter()
@@ -127,27 +138,58 @@ class VirtualClock:
     def wall_ns(self) -> int:
         """Nanoseconds since 1970 (UTC). Goes back, or jumps ahead, where the recorded clock did."""
         now = self._now_ns
-        return now + self._offsets[bisect_right(self._change_times, now)]
+        return now + self._offset_at(now)
+
+    def _offset_at(self, monotonic_ns: int) -> int:
+        return self._offsets[bisect_right(self._change_times, monotonic_ns)]
 
     def advance(self, ns: int) -> None:
         """Let ``ns`` nanoseconds pass. Raises ValueError if negative."""
         if ns < 0:
             raise ValueError(f"time does not go back: advance({ns})")
-        if self.alarm_ns is not None:
-            self.advance_to(self._now_ns + ns)
-            return
-        with self._lock:
-            self._now_ns += ns
+        self.advance_to(self._now_ns + ns)
 
     def advance_to(self, monotonic_ns: int) -> None:
         """Let time pass until ``monotonic_ns``; nothing happens if that is over. An alarm on the way comes at its time,
         and what its handler raises is raised here."""
         while self.in_its_thread and (due := self.alarm_ns) is not None and due <= monotonic_ns:
-            with self._lock:
-                self._now_ns = max(self._now_ns, due)
+            self._move_to(due)
             self.ring()
+        self._move_to(monotonic_ns)
+
+    def _move_to(self, monotonic_ns: int) -> None:
         with self._lock:
-            self._now_ns = max(self._now_ns, monotonic_ns)
+            if monotonic_ns <= self._now_ns:
+                return
+            self._now_ns = monotonic_ns
+            if self.in_its_thread:
+                self.fresh_timers.clear()
+                self.alarm_is_fresh = False
+                self.work.begin()
+
+    def catch_up(self, monotonic_ns: int, was_set_after: WasSetAfter | None = None) -> None:
+        """Let time pass until ``monotonic_ns``, since the program computed until then.
+
+        Deadlines that were set since time moved last move along where ``was_set_after`` says that they were set when
+        the computing was over; without it where ``missed_ns`` does not tell that one was missed. Older ones fire.
+        """
+        by_ns = monotonic_ns - self._now_ns
+        if by_ns <= 0:
+            return
+        was_set_after = was_set_after or set_after(self.missed_ns)
+        if self.alarm_ns is not None and self.alarm_is_fresh and was_set_after(self.alarm_ns, by_ns):
+            self.alarm_ns += by_ns
+        self.fresh_timers.move(by_ns, was_set_after)
+        self.advance_to(monotonic_ns)
+
+    def catch_up_with_work(self) -> None:
+        """The program is about to see the time. If it has computed for most of the time until it asks for something
+        recorded, by ``next_asked`` after a time, it does not see the one at which it began to compute."""
+        if not self.work.is_more():
+            return
+        asks_ns = self.next_asked(self._now_ns)
+        if asks_ns is not None and self.work.took(asks_ns - self._now_ns):
+            self.advance_to(asks_ns - self.look_ns)
 
     @contextlib.contextmanager
     def hold(self) -> Iterator[None]:
@@ -174,15 +216,20 @@ class VirtualClock:
     def look(self) -> int:
         """Monotonic time for a program that asks: in the clock's own thread time moves on a little, so that no two
         answers are equal. In others it does not: how often they ask before the main thread does is chance."""
+        if not self.in_its_thread:
+            return self._now_ns
+        self.catch_up_with_work()
         now = self._now_ns
-        if self.in_its_thread:
+        if self.alarm_ns is not None and self.alarm_ns <= now + self.look_ns:
             self.advance(self.look_ns)
+        else:
+            with self._lock:
+                self._now_ns += self.look_ns
         return now
 
     def _look_at_wall(self) -> int:
-        wall = self.wall_ns()
-        self.look()
-        return wall
+        now = self.look()
+        return now + self._offset_at(now)
 
     def refuse(self, error: RuntimeReplayError) -> RuntimeReplayError:
         """Note an error that is about to be raised into the program."""
@@ -278,6 +325,10 @@ _installed: list[VirtualClock] = []
 
 def _nothing() -> None:
     """No alarm is played."""
+
+
+def _none_is_known(after_ns: int) -> None:
+    """Nothing recorded is to come."""
 
 
 def _really_waits(module_name: str) -> bool:

@@ -22,17 +22,26 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
+from dumps.program_dumps import without_its_world
 from dumps.record.program_state import MAX_VARIABLES
 from dumps.record.seams import current
 from dumps.record.seams.log import inbound, task_name
 from dumps.schema import state_pb2 as pb
 from dumps.schema.reader import open_dump
-from replay.runtime import databases, loop, native_files, other_processes, variables
+from replay.runtime import databases, loop, native_files, other_processes, stdin, variables
 from replay.runtime.alarms import Alarms
+from replay.runtime.alike import told_once
 from replay.runtime.clock import VirtualClock
 from replay.runtime.context import RecordedContext
 from replay.runtime.entropy import Entropy
-from replay.runtime.errors import AnswerNotRecorded, RuntimeReplayError, UnrecordedFile, UnrecordedRequest, WaitsForEver
+from replay.runtime.errors import (
+    AnswerNotRecorded,
+    RuntimeReplayError,
+    UnrecordedFile,
+    UnrecordedRequest,
+    WaitsForEver,
+    in_one_line,
+)
 from replay.runtime.fds import DescriptorMap
 from replay.runtime.files import Files
 from replay.runtime.kv import KvView
@@ -93,9 +102,7 @@ class Refusal:
     @property
     def sentence(self) -> str:
         """What it was, in one line."""
-        if isinstance(self.error, UnrecordedFile):
-            return f"{self.error.call} of {self.error.name!r}"
-        return getattr(self.error, "request", "") or str(self.error).splitlines()[0]
+        return in_one_line(self.error)
 
 
 class NoWorldRecorded(RuntimeReplayError):
@@ -135,6 +142,7 @@ class Env:
         self.entropy = Entropy(draws=state.entropy, key=state.manifest.id)
         self.syscalls = Syscalls(state.syscalls)
         self.fds = DescriptorMap(state.descriptors)
+        self._stdin = next((one.kind for one in state.descriptors if one.fd == 0), "")
         self.files = Files(
             state.syscalls,
             clock=self.clock,
@@ -149,6 +157,8 @@ class Env:
         self.kv = KvView(state)
         self._refusals = _Refusals(self._refusal)
         self.clock.refusals = self._refusals
+        self.clock.next_asked = self._next_asked_ns
+        self.clock.missed_ns = next((one.time_ns for one in state.failures if "Timeout" in one.exception_type), None)
         self.network.refusals = self._refusals
         self.files.model.unrecorded = self._refusals
         self.syscalls.refusals = self._refusals
@@ -201,10 +211,12 @@ class Env:
             install(native_files.install(self.clock.refuse, self.files.has, self.files.reads))
             install(databases.install(self.clock.refuse))
             install(other_processes.install(self.clock.refuse))
+            install(stdin.install(self.clock.refuse, self._stdin, self.files.real))
             install(self.entropy.install())
             install(self.clock.install())
             install(self.alarms.install())
             install(loop.install(self.clock))
+            self.clock.work.begin()
         except BaseException:
             self._end()
             raise
@@ -244,6 +256,18 @@ class Env:
     def left_over(self, within: str = "") -> list[pb.Exchange]:
         """Recorded exchanges that have not been asked for, all or those of one inbound request."""
         return [one for one in self.network.left_over() if not within or one.within == within]
+
+    def _next_asked_ns(self, after_ns: int) -> int | None:
+        """When the recorded program first asked its world for something after a time, where the program of the replay
+        does not wait for anything now."""
+        if self.network.is_awaited:
+            return None
+        times = (self.network.next_asked_ns(after_ns), self.tools.next_asked_ns(after_ns))
+        return min((time_ns for time_ns in times if time_ns is not None), default=None)
+
+    def asked_by(self) -> dict[str, str]:
+        """Who asked for each recorded exchange in the replay, by its id: the name of a task or a thread."""
+        return self.network.asked_by()
 
     @property
     def asked_nothing(self) -> bool:
@@ -307,7 +331,7 @@ class Env:
         if self.entropy.synthesised:
             drawn = ", ".join(f"{count} of {source}" for source, count in sorted(self.entropy.synthesised.items()))
             found.append(Finding(code="entropy-synthesised", message=f"draws made up for this replay: {drawn}"))
-        return found
+        return told_once(found)
 
     def _refusal(self, error: RuntimeReplayError) -> Refusal:
         within = inbound.get()
@@ -379,6 +403,6 @@ def _check_recorded(state: pb.RuntimeState) -> None:
         )
     if (level := state.manifest.record_level) != "full":
         raise NoWorldRecorded(
-            f"the program was recorded at level {level!r}, without what it was told",
-            remedy='Record it with recording(..., level="full").',
+            without_its_world(state, level),
+            remedy='Record it with recording(..., level="full"), or use the dump that a redacted one was made of.',
         )

@@ -28,17 +28,24 @@ class UnrecordedFile(RuntimeReplayError):
     or a path that is made of something the recording does not fix, such as the folder the program lies in."""
 
     exit_code = 12
+    remedy = (
+        "Use the recorded path; or answer the call by hand: load_env(DUMP).mock_syscall(NAME, handler). The handlers "
+        "of --fork answer requests only."
+    )
 
     def __init__(self, call: str, name: str, nearest: str = "", detail: str = "") -> None:
         self.call, self.name, self.nearest = call, name, nearest
         lines = [f"{call} of {name!r} was not recorded{detail and f': {detail}'}."]
         if nearest:
             lines += [f"  recorded (dump):       {nearest}", f"  replayed (your code):  {name}"]
-        super().__init__(
-            "\n".join(lines),
-            remedy="Use the recorded path, answer the call with env.mock_syscall(NAME, handler), "
-            "or let new code run past the recording with --fork.",
-        )
+        super().__init__("\n".join(lines))
+
+
+def in_one_line(error: ReplayError) -> str:
+    """What was refused, in one line."""
+    if isinstance(error, UnrecordedFile):
+        return f"{error.call} of {error.name!r}"
+    return getattr(error, "request", "") or str(error).partition("\n")[0]
 
 
 class AnswerNotRecorded(RuntimeReplayError):

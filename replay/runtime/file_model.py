@@ -34,7 +34,7 @@ class Clock(Protocol):
 
     def wall_ns(self) -> int: ...
     def advance(self, ns: int) -> None: ...
-    def advance_to(self, monotonic_ns: int) -> None: ...
+    def catch_up(self, monotonic_ns: int) -> None: ...
 
 
 class FileModel:
@@ -353,7 +353,7 @@ class FileModel:
     def pass_time(self, call: pb.Syscall) -> None:
         """It is at least as late as when the recorded call began, and the time that it took goes by."""
         if self._clock is not None:
-            self._clock.advance_to(call.time_ns)
+            self._clock.catch_up(call.time_ns)
             self._clock.advance(call.duration_ns)
 
     def _recorded(self, name: str, entry: Entry | None, node: Node | None, *shown: Any) -> Any:

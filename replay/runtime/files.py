@@ -102,7 +102,12 @@ class Files(FileFunctions):
             return None
         if not self._real_patterns.is_data(name) or asked_by_loader(sys._getframe(1)):
             return None
-        return name if self.model.knows(name) or self._data_files.is_data(name) else None
+        if self.model.knows(name):
+            return name
+        if not self._data_files.is_data(name):
+            return None
+        others = self._data_files.other_names(name, sys.path)
+        return next((other for other in others if self.model.knows(other)), name)
 
     def here(self, path: Any) -> Any:
         return real_path(path)

@@ -191,8 +191,9 @@ class Syscalls:
         known = sorted(recorded.union(_RETURNS).difference(_ASKED_AS))
         near = [_ASKED_AS[name]] if name in _ASKED_AS else difflib.get_close_matches(name, known, 3)
         raise UnknownSyscall(
-            f"no call is named {name!r}: its handler would never be asked",
-            remedy=f"{'Nearest' if near else 'There are'}: {', '.join(near or known)}.",
+            f"no call is named {name!r}: its handler would never be asked. "
+            f"{'Nearest' if near else 'There are'}: {', '.join(near or known)}",
+            remedy="Give the handler one of these names.",
         )
 
 

@@ -32,17 +32,19 @@ from dumps.record.seams.log import inbound
 from dumps.record.seams.tools import Tool, take_call_id
 from dumps.schema import state_pb2 as pb
 from dumps.text import printable
+from replay.runtime.deadlines import WasSetAfter, set_after
 from replay.runtime.errors import RuntimeReplayError, WaitsForEver
 
 MAX_SHOWN = 200  # characters of arguments or a result in a finding
 MAX_LISTED = 12  # calls in an error
+_GIVEN_UP = ("TimeoutError", "CancelledError")
 
 
 class Clock(Protocol):
     """The part of the virtual clock that tools need."""
 
     def sleep(self, seconds: float) -> None: ...
-    def advance_to(self, monotonic_ns: int) -> None: ...
+    def catch_up(self, monotonic_ns: int, was_set_after: WasSetAfter) -> None: ...
     def monotonic_ns(self) -> int: ...
 
 
@@ -202,10 +204,14 @@ class Tools:
                 return None
             self._open.remove(record)
             if self._clock is not None:
-                self._clock.advance_to(record.started_ns)
+                self._clock.catch_up(record.started_ns, set_after(_waited_in_vain_ns(record)))
             if record.arguments_json and _ran(record) and record.arguments_json != arguments:
                 self._findings.append(_difference(record, "arguments", record.arguments_json, arguments))
             return record
+
+    def next_asked_ns(self, after_ns: int) -> int | None:
+        """When the first of what is not called yet was called in the recording, after a time."""
+        return min((one.started_ns for one in self._open if one.started_ns > after_ns), default=None)
 
     def _match(self, call_id: str, name: str, arguments: str) -> pb.ToolCall | None:
         named = next((one for one in self._open if call_id and one.id == call_id), None)
@@ -299,6 +305,15 @@ def recorded_exception(name: str, message: str) -> BaseException:
         made = kind.__new__(kind)
         made.args = (message,)
         return made
+
+
+def _waited_in_vain_ns(call: pb.ToolCall) -> int | None:
+    """When the recorded program gave up a call, as at a deadline; None where it ended by itself, or was waited for to
+    the end of the record."""
+    if call.status == "finished" or (call.status == "failed" and not call.error_type.endswith(_GIVEN_UP)):
+        return None
+    ended_ns = call.finished_ns if call.HasField("finished_ns") else call.deadline_ns
+    return ended_ns or None
 
 
 def _ran(call: pb.ToolCall) -> bool:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import heapq
 import os
 import selectors
 import stat
@@ -26,6 +27,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from replay.runtime.clock import NS, VirtualClock, VirtualTimeInThread, real_monotonic, real_sleep
+from replay.runtime.deadlines import DueHandle
 from replay.runtime.errors import RuntimeReplayError
 from replay.runtime.loop_threads import anyio_works, cpu_ns, is_counted, waits_for_a_future
 from replay.runtime.waiting import WaitingTask, waiting_tasks
@@ -82,6 +84,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._jobs: dict[asyncio.Future[Any], list[int]] = {}
         self._children: set[asyncio.SubprocessTransport] = set()
         self._waits_for_shutdown = 0
+        self._places = 0
         super().__init__(_VirtualSelector(self))
 
     def time(self) -> float:
@@ -89,6 +92,33 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         this clock gets somewhere. The loop's own looks cost nothing: how many rounds it takes is chance."""
         by_itself = sys._getframe(1).f_code is _ROUND
         return (self.clock.monotonic_ns() if by_itself else self.clock.look()) / NS
+
+    def call_at(self, when: float, callback: Callable[..., Any], *args: Any, **kwargs: Any) -> asyncio.TimerHandle:  # type: ignore[override]
+        timer = super().call_at(when, callback, *args, **kwargs)
+        if self.clock.in_its_thread:
+            self.clock.fresh_timers.add(self, timer)
+        return timer
+
+    def call_when_due(self, due_ns: int, callback: Callable[..., Any], *args: Any) -> asyncio.TimerHandle:
+        """As `call_at` for something recorded, whose time no computing moves. What has one time is called in one round,
+        in the order in which it was given here."""
+        self._places += 1
+        timer = DueHandle(self._places, due_ns / NS, callback, args, self)
+        heapq.heappush(self._scheduled, timer)  # type: ignore[attr-defined]
+        timer._scheduled = True  # type: ignore[attr-defined]
+        return timer
+
+    async def wait_until_due(self, due_ns: int) -> None:
+        """Wait for something recorded, if only until the next round."""
+        if due_ns <= self.clock.monotonic_ns():
+            await asyncio.sleep(0)
+            return
+        reached = self.create_future()
+        timer = self.call_when_due(due_ns, _reach, reached)
+        try:
+            await reached
+        finally:
+            timer.cancel()
 
     def run_in_executor(  # type: ignore[override]  # typeshed's generic signature; what it takes is the same
         self, executor: concurrent.futures.Executor | None, func: Callable[..., T], *args: Any
@@ -135,6 +165,11 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             anyio_works(thread) and not waits_for_a_future(frames.get(thread.ident or 0))
             for thread in threading.enumerate()
         )
+
+
+def _reach(reached: asyncio.Future[None]) -> None:
+    if not reached.done():
+        reached.set_result(None)
 
 
 class _InThread:

@@ -48,7 +48,7 @@ class DumpStore:
     """Lists and finds dumps below ``root``. Reads it only; subfolders, links and other suffixes are not looked at."""
 
     def __init__(self, root: Path) -> None:
-        self._root = root
+        self._root = root.absolute()  # the worker that reads them stands in a folder of its own
         self._described: dict[FileKey, dict[str, Any]] = {}
         self._lock = asyncio.Lock()
 

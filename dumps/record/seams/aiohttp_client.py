@@ -171,4 +171,7 @@ class _Seam(ClientSeam):
         return wrapper
 
     def _new_tap(self, request: Any) -> HttpTap:
-        return new_tap(self._log, "aiohttp", lambda: (request.url.scheme, request.url.raw_host, request.url.port))
+        def address() -> tuple[str, str, int]:
+            return request.url.scheme, request.url.raw_host, request.url.port
+
+        return new_tap(self._log, "aiohttp", address, in_turns=True)

@@ -18,7 +18,7 @@ from __future__ import annotations
 import os
 import sys
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from types import FrameType
 
@@ -96,6 +96,15 @@ class DataFiles:
             return f"./{below}" if below.startswith("~") else below
         below = _below(full, self._home) if self._home != "/" else None
         return full if below is None else os.path.join("~", below)
+
+    def other_names(self, name: str, folders: Sequence[str]) -> Iterator[str]:
+        """What a dump may call the file of ``name`` that was recorded in another folder than this: by its absolute
+        path, or relative to one of ``folders``, in which the program lies here."""
+        full = self.path(name)
+        yield full
+        for folder in folders:
+            if (below := _below(full, os.path.abspath(folder))) is not None:
+                yield below
 
     def path(self, name: str) -> str:
         """The absolute path here of a recorded name."""

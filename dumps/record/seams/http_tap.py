@@ -30,6 +30,7 @@ from dumps.record.message_text import utf8
 from dumps.record.recorder import RecordLevel
 from dumps.record.seams.failures import failure_kind, failure_message, is_failure
 from dumps.record.seams.log import WorldLog, task_name
+from dumps.record.seams.loop_turns import turn_ns
 from dumps.record.seams.real_time import monotonic_ns
 from dumps.record.seams.response_tap import MAX_HEAD, ResponseTap, shaped
 from dumps.record.secrets import BodyScrubber, Span, removed, scrub_header, scrub_text, scrub_url
@@ -88,12 +89,17 @@ def _harmless(method: Callable[Concatenate[HttpTap, _P], None]) -> Callable[Conc
 class HttpTap:
     """One connection. ``host`` and ``port`` are what the program asked for, not where a proxy or the DNS led.
 
-    Every method takes the monotonic time in ns at which its event happened, the present one if it is left out. None of
-    them raises. ``stopped`` is true once the tap does not follow its connection any more.
+    Every method takes the monotonic time in ns at which its event happened, the present one if it is left out. Where
+    the loop reads the connection, ``in_turns``, all that comes in one turn of it has that turn's time. None of them
+    raises. ``stopped`` is true once the tap does not follow its connection any more.
     """
 
-    def __init__(self, log: WorldLog, *, client: str, scheme: str, host: str, port: int) -> None:
+    def __init__(
+        self, log: WorldLog, *, client: str, scheme: str, host: str, port: int, in_turns: bool = False
+    ) -> None:
         self._log = log
+        self.in_turns = in_turns
+        self._read_ns: Callable[[], int] = turn_ns if in_turns else monotonic_ns
         self._full = log.level is RecordLevel.FULL
         self._client = client
         self.scheme, self.host, self.port = scheme, host, port
@@ -133,13 +139,13 @@ class HttpTap:
         self._handshake = False
         if self._connecting is not None:
             exchange = self._connecting.exchange
-            exchange.connect_ns = max(0, (at_ns or monotonic_ns()) - exchange.started_ns)
+            exchange.connect_ns = max(0, (at_ns or self._read_ns()) - exchange.started_ns)
 
     @_harmless
     def connect_failed(self, kind: str, message: str, at_ns: int | None = None) -> None:
         """No connection came about: "dns", "refused", "timeout", "tls" or "reset"."""
         if self._connecting is not None:
-            at_ns = at_ns or monotonic_ns()
+            at_ns = at_ns or self._read_ns()
             self._connecting.exchange.connect_ns = max(0, at_ns - self._connecting.exchange.started_ns)
             self._end(self._connecting, at_ns, kind, message)
             self._connecting = None
@@ -180,7 +186,7 @@ class HttpTap:
     @_harmless
     def received(self, data: Any, at_ns: int | None = None) -> None:
         """The socket gave these bytes at once."""
-        at_ns = at_ns or monotonic_ns()
+        at_ns = at_ns or self._read_ns()
         data = bytes(memoryview(data))
         while data and not self.stopped:
             if not self._waiting or (response := self._waiting[0].response) is None:
@@ -207,7 +213,7 @@ class HttpTap:
     @_harmless
     def peer_closed(self, at_ns: int | None = None) -> None:
         """End of file from the socket."""
-        at_ns = at_ns or monotonic_ns()
+        at_ns = at_ns or self._read_ns()
         if self._waiting and (response := self._waiting[0].response) is not None:
             response.feed_eof()
             if response.complete:
@@ -227,7 +233,7 @@ class HttpTap:
     @_harmless
     def failed(self, kind: str, message: str, at_ns: int | None = None) -> None:
         """The connection failed: "reset", "timeout", "tls" or "closed"."""
-        self._break(at_ns or monotonic_ns(), kind, message)
+        self._break(at_ns or self._read_ns(), kind, message)
 
     @_harmless
     def raised(self, error: BaseException) -> None:

@@ -68,7 +68,7 @@ class _Seam(ClientSeam):
 
     def _connect_async(self, connect_tcp: Method) -> Method:
         async def wrapper(backend: Any, host: Any, port: Any, *args: Any, **kwargs: Any) -> Any:
-            tap = self._new_tap(host, port)
+            tap = self._new_tap(host, port, in_turns=True)
             with told_to(tap.connect_raised):
                 stream = await connect_tcp(backend, host, port, *args, **kwargs)
             return self._connected(tap, stream)
@@ -151,9 +151,9 @@ class _Seam(ClientSeam):
 
     _close_async = _close  # what it returns is awaited by the caller
 
-    def _new_tap(self, host: Any, port: Any) -> HttpTap:
+    def _new_tap(self, host: Any, port: Any, *, in_turns: bool = False) -> HttpTap:
         name = host.decode("ascii", "replace") if isinstance(host, bytes) else str(host)
-        tap = new_tap(self._log, "httpcore", lambda: ("http", name, int(port)))
+        tap = new_tap(self._log, "httpcore", lambda: ("http", name, int(port)), in_turns=in_turns)
         tap.connecting()
         return tap
 
@@ -161,7 +161,7 @@ class _Seam(ClientSeam):
         """The tap for ``stream`` with TLS on it: a new one at the far end of a proxy's tunnel."""
         tap = self._taps.get(stream)
         if tap is not None and tap.tunnel is not None:
-            tap = self._new_tap(*tap.tunnel)
+            tap = self._new_tap(*tap.tunnel, in_turns=tap.in_turns)
         if tap is not None:
             tap.securing()
         return tap

@@ -10,6 +10,7 @@ The log is bounded. What does not fit is left out and counted, never raised: rec
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable
@@ -20,6 +21,7 @@ from typing import TypeVar
 from dumps.record.message_text import utf8
 from dumps.record.recorder import RecordLevel
 from dumps.record.seams.real_time import monotonic_ns
+from dumps.record.stacks import call_site
 from dumps.schema import state_pb2 as pb
 
 MIB = 1024 * 1024
@@ -28,6 +30,12 @@ T = TypeVar("T", pb.Syscall, pb.EntropyDraw)
 
 inbound: ContextVar[str] = ContextVar("pplx_inbound", default="")
 """Id of the inbound exchange that the running task handles, or was started for."""
+
+
+answered: ContextVar[bool] = ContextVar("pplx_answered", default=False)
+"""Whether a tool runs here that a replay does not run: it gives the recorded answer."""
+
+_log = logging.getLogger("pplx.record")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +53,8 @@ class LogLimits:
 class WorldLog:
     """The recorded world. Methods may be called from any thread.
 
-    ``lost`` counts what did not fit, by kind, ``forgotten`` what was let go; a dump says so in its ledger. ``watchers``
+    ``lost`` counts what did not fit, by kind, ``forgotten`` what was let go, and ``unplayable`` says what no replay
+    follows, in words; a dump has these in its ledger. ``owner`` is the thread that a replay runs alone. ``watchers``
     are called when something happens, before it is noted: the clock seam so sees what changed since the last time.
     """
 
@@ -58,6 +67,8 @@ class WorldLog:
     clock_changes: list[pb.ClockChange] = field(default_factory=list)
     lost: Counter[str] = field(default_factory=Counter)
     forgotten: Counter[str] = field(default_factory=Counter)
+    unplayable: dict[str, str] = field(default_factory=dict)
+    owner: int = field(default_factory=threading.get_ident)
     lock: threading.RLock = field(default_factory=threading.RLock)
     watchers: list[Callable[[], None]] = field(default_factory=list)
     _bytes: int = 0
@@ -69,9 +80,26 @@ class WorldLog:
         for watcher in self.watchers:
             watcher()
 
+    def cannot_follow(self, kind: str, what: str, remedy: str) -> None:
+        """The program does ``what``, which no replay can follow. Said once for each ``kind``, in the program's log too.
+
+        Below level "full" nothing is said: there is no replay.
+        """
+        if self.level is not RecordLevel.FULL or kind in self.unplayable or answered.get():
+            return
+        with self.lock:
+            if kind in self.unplayable:
+                return
+            site = next(iter(call_site(limit=1)), None)
+            where = f" (at {site.filename}:{site.line} in {site.function})" if site is not None else ""
+            self.unplayable[kind] = f"{what}{where}"
+        _log.warning("no replay will follow this program: %s%s; %s", what, where, remedy)
+
     def add_exchange(self, direction: str = "out") -> pb.Exchange | None:
         """A new exchange with id, start, direction, task and inbound exchange filled in; None when there is no room."""
         self.happened()
+        if direction == "out" and threading.get_ident() != self.owner and asyncio._get_running_loop() is None:
+            self._blocks_in_a_thread()
         with self.lock:
             if len(self.exchanges) >= self.limits.exchanges:
                 self.lost["exchanges"] += 1
@@ -86,6 +114,13 @@ class WorldLog:
             )
             self.exchanges.append(exchange)
             return exchange
+
+    def _blocks_in_a_thread(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            return  # a recording that was begun elsewhere
+        what = f"it asks by a blocking HTTP client in the thread {threading.current_thread().name!r}"
+        remedy = "use the client in the main thread, or its async form in a task"
+        self.cannot_follow("blocking client", what, remedy)
 
     def drop_exchange(self, exchange: pb.Exchange) -> None:
         """Take back one that came to nothing: a connection on which no request was made."""

@@ -156,7 +156,7 @@ class ResponseTap:
                 kept = masked(data, [(first - start, end - start) for first, end in spans])
             else:
                 self._log.lost["exchange_bytes"] += len(data)
-        self._chunks.add(kept, start=start, size=len(data), delay_ns=at_ns - since)
+        self._chunks.add(kept, start=start, size=len(data), delay_ns=max(0, at_ns - since))
 
     def _hide(self, reason: str) -> None:
         """Keep nothing of what came and comes but its sizes."""

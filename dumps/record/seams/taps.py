@@ -56,14 +56,16 @@ class Taps:
         self._found.clear()
 
 
-def new_tap(log: WorldLog, client: str, address: Callable[[], tuple[str, str, int]]) -> HttpTap:
+def new_tap(
+    log: WorldLog, client: str, address: Callable[[], tuple[str, str, int]], *, in_turns: bool = False
+) -> HttpTap:
     """A tap for the connection that is asked for now; ``address`` reads scheme, host and port off a library's objects.
 
     Never raises: where they are not as expected, the tap is stopped from the start.
     """
     try:
         scheme, host, port = address()
-        tap = HttpTap(log, client=client, scheme=scheme, host=host, port=port)
+        tap = HttpTap(log, client=client, scheme=scheme, host=host, port=port, in_turns=in_turns)
     except Exception:
         tap = HttpTap(log, client=client, scheme="", host="", port=0)
         tap.stopped = True

@@ -30,7 +30,7 @@ from typing import Any, Literal, ParamSpec, TypeVar, overload
 from dumps.record.message_text import error_text, type_name, utf8
 from dumps.record.seams import current
 from dumps.record.seams.json_text import MAX_TEXT, to_json
-from dumps.record.seams.log import WorldLog
+from dumps.record.seams.log import WorldLog, answered
 from dumps.record.seams.real_time import monotonic_ns
 from dumps.record.secrets import scrub_text
 from dumps.schema import state_pb2 as pb
@@ -144,7 +144,8 @@ class RecordedTools:
     def call(self, tool: Tool, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         record = self._begin(tool, args, kwargs)
         try:
-            result = tool.function(*args, **kwargs)
+            with _answered(tool):
+                result = tool.function(*args, **kwargs)
         except BaseException as error:
             self._fail(record, error)
             raise
@@ -154,7 +155,8 @@ class RecordedTools:
     async def call_async(self, tool: Tool, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         record = self._begin(tool, args, kwargs)
         try:
-            result = await tool.run_async(args, kwargs)
+            with _answered(tool):
+                result = await tool.run_async(args, kwargs)
         except BaseException as error:
             self._fail(record, error)
             raise
@@ -225,6 +227,18 @@ class RecordedTools:
             return text
         self._log.lost["tool_call_bytes"] += 1
         return ""
+
+
+@contextmanager
+def _answered(tool: Tool) -> Iterator[None]:
+    if tool.replay != "answer":
+        yield
+        return
+    token = answered.set(True)
+    try:
+        yield
+    finally:
+        answered.reset(token)
 
 
 def _mark(

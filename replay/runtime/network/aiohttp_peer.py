@@ -16,11 +16,12 @@ from typing import Any
 
 from dumps.record.seams.http_tap import Asker
 from dumps.record.seams.patches import Method, Patches
-from replay.runtime.clock import NS
 from replay.runtime.errors import RuntimeReplayError
 from replay.runtime.network.connection import ConnectFailed, Connection
 from replay.runtime.network.network import Network
 from replay.runtime.network.os_errors import connect_error, read_error
+from replay.runtime.network.waits import passing, time_of, virtual_loop
+from replay.runtime.virtual_loop import VirtualLoop
 
 
 class MemoryTransport(asyncio.Transport):
@@ -30,6 +31,7 @@ class MemoryTransport(asyncio.Transport):
     def __init__(self, connection: Connection, loop: asyncio.AbstractEventLoop, context: ssl.SSLContext | None) -> None:
         super().__init__({"peername": (connection.host, connection.port), "sslcontext": context})
         self.connection = connection
+        assert isinstance(loop, VirtualLoop)
         self._loop = loop
         self._protocol: asyncio.Protocol | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -92,7 +94,7 @@ class MemoryTransport(asyncio.Transport):
         event = self.connection.peek()
         if event is None or self._timer is not None or not self.is_reading():
             return
-        self._timer = self._loop.call_later(self.connection.wait_ns(event) / NS, self._deliver)
+        self._timer = self._loop.call_when_due(event.due_ns, self._deliver)
 
     def _deliver(self) -> None:
         self._timer = None
@@ -159,7 +161,7 @@ class _Peer:
 
     def create_connection(self, original: Method) -> Method:
         async def create_connection(connector: Any, request: Any, traces: Any, timeout: Any) -> Any:
-            loop = asyncio.get_running_loop()
+            loop = virtual_loop(self._network)
             context = connector._get_ssl_context(request)
             async with self._aiohttp.helpers.ceil_timeout(timeout.sock_connect, ceil_threshold=timeout.ceil_threshold):
                 connection = await self._connected(request, tls=context is not None)
@@ -175,12 +177,10 @@ class _Peer:
         try:
             connection = self._network.connect(request.url.raw_host or "", request.url.port or 0, tls=tls)
         except ConnectFailed as failure:
-            if failure.kind == "silence":
-                await asyncio.get_running_loop().create_future()  # the timeout around this ends it
-            await asyncio.sleep(failure.after_ns / NS)
+            await time_of(self._network, failure)
             raise self._error(failure, request) from connect_error(failure, numbered=True)
         try:
-            await asyncio.sleep(connection.connect_ns / NS)
+            await passing(self._network, connection.connect_ns)
         except BaseException:
             connection.close()
             raise

@@ -14,12 +14,12 @@ from types import ModuleType
 from typing import Any
 
 from dumps.record.seams.patches import Method, Patches
-from replay.runtime.clock import NS
 from replay.runtime.errors import UnreadableRequest
 from replay.runtime.network import blocking
 from replay.runtime.network.connection import ConnectFailed, Connection
 from replay.runtime.network.network import Network
 from replay.runtime.network.os_errors import connect_error, read_error
+from replay.runtime.network.waits import passing, time_of, virtual_loop
 
 LIBRARIES = ("httpcore", "httpcore2")
 
@@ -101,10 +101,10 @@ def _async_connect(network: Network, library: ModuleType) -> Method:
             try:
                 connection = network.connect(host, port, tls=None)
             except ConnectFailed as failure:
-                await _time_of(failure)
+                await time_of(network, failure)
                 raise connect_error(failure) from None
             try:
-                await asyncio.sleep(connection.connect_ns / NS)
+                await passing(network, connection.connect_ns)
             except BaseException:
                 connection.close()
                 raise
@@ -134,7 +134,7 @@ def _async_stream(network: Network, library: ModuleType) -> type[Any]:
             if event is None:
                 await asyncio.get_running_loop().create_future()  # nothing comes any more
                 raise AssertionError
-            await asyncio.sleep(self._connection.wait_ns(event) / NS)
+            await virtual_loop(network).wait_until_due(event.due_ns)
             event = self._connection.take(max_bytes)
             if event.kind == "data":
                 return event.data
@@ -162,7 +162,7 @@ def _async_stream(network: Network, library: ModuleType) -> type[Any]:
                 if failure is not None:
                     try:
                         with anyio.fail_after(timeout):
-                            await _time_of(failure)
+                            await time_of(network, failure)
                     finally:
                         await self.aclose()
                     raise connect_error(failure)
@@ -173,13 +173,6 @@ def _async_stream(network: Network, library: ModuleType) -> type[Any]:
             return _extra_info(self._connection, info)
 
     return AsyncMemoryStream
-
-
-async def _time_of(failure: ConnectFailed) -> None:
-    """Wait until the connection fails. One that stays silent is for the timeout around this to end."""
-    if failure.kind == "silence":
-        await asyncio.get_running_loop().create_future()
-    await asyncio.sleep(failure.after_ns / NS)
 
 
 def _mapped(library: ModuleType, exceptions: dict[Any, Any]) -> Any:

@@ -43,6 +43,8 @@ class Recorded:
     """A connection that was made for it has sent nothing yet."""
     within: str = ""
     """Id of the inbound request for which the replay asked it."""
+    asker: str = ""
+    """The task, or the thread, that asked it in the replay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,14 +100,14 @@ class Matcher:
         if found is not None:
             found.reserved = True
             if not found.exchange.method:
-                self._take(found)
+                self._take(found, task)
         return found
 
     def take(self, request: CanonicalRequest, task: str) -> Recorded | None:
         """The exchange that answers ``request``, which then answers no other; None if it is not recorded."""
         found = self._next((one for one in self._by_key.get(key_of(request), ()) if not one.taken), task)
         if found is not None:
-            self._take(found)
+            self._take(found, task)
         return found
 
     def take_but_for_times(
@@ -126,7 +128,7 @@ class Matcher:
         if not found:
             return None
         chosen = min(found, key=lambda pair: max(time.apart_ns for time in pair[1]))
-        self._take(chosen[0])
+        self._take(chosen[0], task)
         return chosen
 
     def abandon(self, method: str, url: str, task: str) -> None:
@@ -144,7 +146,7 @@ class Matcher:
             task,
         )
         if found is not None:
-            self._take(found)
+            self._take(found, task)
 
     def times_recorded(self, request: CanonicalRequest) -> int:
         return len(self._by_key.get(key_of(request), ()))
@@ -164,6 +166,11 @@ class Matcher:
             return None
         chosen = candidates[found[0]]
         return Nearest(chosen.exchange, found[1], chosen.taken)
+
+    @property
+    def reserves(self) -> bool:
+        """Whether a connection was made that has sent nothing yet."""
+        return any(one.reserved for one in self.recorded)
 
     def left_over(self) -> list[pb.Exchange]:
         """What was recorded and not asked, in the order of the recording."""
@@ -193,8 +200,8 @@ class Matcher:
         within, own = inbound.get(), not _COUNTED_NAME.fullmatch(task)
         return bool(within) and one.exchange.within != within, own and one.exchange.task != task
 
-    def _take(self, one: Recorded) -> None:
-        one.taken, one.reserved, one.within = True, False, inbound.get()
+    def _take(self, one: Recorded, task: str) -> None:
+        one.taken, one.reserved, one.within, one.asker = True, False, inbound.get(), task
         self.asked.append(one)
 
 

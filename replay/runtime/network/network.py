@@ -14,12 +14,17 @@ from dumps.record.seams.log import inbound, task_name
 from dumps.record.secrets import scrub_body, scrub_header, scrub_url
 from dumps.schema import state_pb2 as pb
 from replay.runtime.clock import VirtualClock
+from replay.runtime.deadlines import set_after
 from replay.runtime.errors import AnswerNotRecorded, ResponseNotRecorded, RuntimeReplayError, UnrecordedRequest
 from replay.runtime.network import wording
 from replay.runtime.network.connection import OPEN, ConnectFailed, Connection
 from replay.runtime.network.match import Matcher, Recorded
 from replay.runtime.network.model import ModelAnswers, asks_a_model, compare_answers
-from replay.runtime.network.play import Event, is_system_timeout, is_whole, play
+from replay.runtime.network.play import Event, is_system_timeout, is_whole, play, was_let_go
+
+HARDLY_LATE_NS = 5_000_000
+"""So much later than recorded, by the looks at the clock and by what fell into one round of the loop, one asks at the
+recorded time all the same."""
 
 MAX_TOLD = 50
 """Findings of one kind that are told one by one."""
@@ -56,7 +61,7 @@ class Network:
     """What the recorded peers say to a replayed program. For one thread at a time, the clock's own.
 
     Time moves on to when a connection or a request was asked for in the recording, if that is still to come: what the
-    program computed in between took time then, and takes none now.
+    program computed in between took time then, and takes none now. What comes back comes at its recorded time.
 
     ``refusals`` keeps each error that was raised into the program: it may have swallowed it.
     """
@@ -72,6 +77,7 @@ class Network:
         self.clock = clock
         self.refusals: list[RuntimeReplayError] = []
         self._matcher = Matcher.of(exchanges)
+        self._let_go_ns = [exchange.ended_ns for exchange in exchanges if was_let_go(exchange)]
         self._model = model
         self._fork = fork
         self._noted: list[NetworkFinding] = []
@@ -89,8 +95,9 @@ class Network:
         self.connected = True
         recorded = self._matcher.connection(host, port, task_name())
         if recorded is not None:
-            self.clock.advance_to(recorded.exchange.started_ns)
-        failure = _failure(recorded.exchange) if recorded is not None and not recorded.exchange.method else None
+            self._catch_up(recorded.exchange, recorded.exchange.started_ns)
+        connect_ns = self._connect_ns(recorded.exchange) if recorded is not None else 0
+        failure = _failure(recorded.exchange, connect_ns) if recorded and not recorded.exchange.method else None
         in_handshake = failure is not None and failure.in_handshake and tls is None
         if failure is not None and not in_handshake:
             raise failure
@@ -108,7 +115,7 @@ class Network:
             unknown=lambda: self._unknown(connection),
             abandon=lambda method, url: self._matcher.abandon(method, scrub_url(url), task_name()),
             released=lambda: _release(recorded),
-            connect_ns=recorded.exchange.connect_ns if recorded is not None and not in_handshake else 0,
+            connect_ns=connect_ns if not in_handshake else 0,
             handshake_failure=failure,
         )
         return connection
@@ -150,6 +157,10 @@ class Network:
         """Recorded exchanges that have been asked for."""
         return len(self._matcher.asked)
 
+    def asked_by(self) -> dict[str, str]:
+        """Who asked for each recorded exchange, by its id: the name of a task or a thread."""
+        return {one.exchange.id: one.asker for one in self._matcher.asked}
+
     @property
     def recorded(self) -> int:
         """Outbound exchanges in the recording."""
@@ -187,10 +198,11 @@ class Network:
         if recorded is None:
             answer = self._beyond(exchange, asked)
         else:
-            self.clock.advance_to(recorded.exchange.sent_ns)
+            self._catch_up(recorded.exchange, recorded.exchange.sent_ns)
             answer = self._of_the_model(question, recorded.exchange) or recorded.exchange
         try:
-            events = play(answer, from_ns=self.clock.monotonic_ns(), method=exchange.method, continued=continued)
+            from_ns = self._as_recorded(recorded.exchange.sent_ns if recorded is not None else 0)
+            events = play(answer, from_ns=from_ns, method=exchange.method, continued=continued)
         except ResponseNotRecorded as error:
             self._noted.append(NetworkFinding("refused", str(error), answer.id, tuple(exchange.call_site)))
             raise self.refuse(error) from None
@@ -199,6 +211,29 @@ class Network:
             last_ns = events[-1].due_ns if comes_to_an_end else None
             self._answered.append((recorded.exchange, connection, last_ns))
         return events
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether a connection or an answer is to come, for which the program may be waiting."""
+        return self._matcher.reserves or bool(self.under_way())
+
+    def next_asked_ns(self, after_ns: int) -> int | None:
+        """When the first of what is not asked yet was asked in the recording, after a time."""
+        times = (exchange.started_ns for exchange in self.left_over())
+        return min((time_ns for time_ns in times if time_ns > after_ns), default=None)
+
+    def _catch_up(self, exchange: pb.Exchange, asked_ns: int) -> None:
+        self.clock.catch_up(asked_ns, set_after(_unanswered_ns(exchange), self._let_go_ns))
+
+    def _as_recorded(self, asked_ns: int) -> int:
+        """When something is asked for now: the time in the recording, if that is hardly past. So what came together
+        comes together."""
+        now = self.clock.monotonic_ns()
+        return asked_ns if 0 <= now - asked_ns <= HARDLY_LATE_NS else now
+
+    def _connect_ns(self, exchange: pb.Exchange) -> int:
+        began_ns = self._as_recorded(exchange.started_ns)
+        return max(0, began_ns + exchange.connect_ns - self.clock.monotonic_ns())
 
     def _unknown(self, connection: Connection) -> RuntimeReplayError:
         """The error of one who waits for more on ``connection`` than was recorded."""
@@ -304,11 +339,16 @@ def _release(recorded: Recorded | None) -> None:
         recorded.reserved = False
 
 
-def _failure(exchange: pb.Exchange) -> ConnectFailed:
+def _unanswered_ns(exchange: pb.Exchange) -> int | None:
+    """When the recorded program let go of an exchange of which nothing had come back, as at a deadline."""
+    return exchange.ended_ns if was_let_go(exchange) and not exchange.chunks else None
+
+
+def _failure(exchange: pb.Exchange, after_ns: int) -> ConnectFailed:
     kind, message = exchange.error, exchange.error_message
     if not kind or (kind == "timeout" and not is_system_timeout(message)):
         kind = "silence"
-    return ConnectFailed(kind, message, exchange.connect_ns)
+    return ConnectFailed(kind, message, after_ns)
 
 
 def _without_secrets(exchange: pb.Exchange) -> pb.Exchange:

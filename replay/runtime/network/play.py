@@ -58,6 +58,14 @@ def is_whole(exchange: pb.Exchange) -> bool:
     return exchange.HasField("ended_ns") and not exchange.error and exchange.error_message != GIVEN_UP
 
 
+def was_let_go(exchange: pb.Exchange) -> bool:
+    """Whether the recorded program ended it: its own timeout, a cancelled task, an answer not wanted to its end."""
+    if not exchange.HasField("ended_ns") or exchange.direction == "in":
+        return False
+    timed_out = exchange.error == "timeout" and not is_system_timeout(exchange.error_message)
+    return timed_out or (not exchange.error and exchange.error_message == GIVEN_UP)
+
+
 def has_no_body(method: str, status: int) -> bool:
     return method == "HEAD" or status in (204, 304) or 100 <= status < 200
 

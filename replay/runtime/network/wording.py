@@ -15,10 +15,6 @@ REPLAYED = "replayed (your code)"
 MAX_SHOWN = 5
 
 _NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e-?\d+)?", re.ASCII)
-_DURATION = re.compile(
-    r"(?:^|[._-])(?:ms|us|ns|s|secs?|seconds|millis|time|took|elapsed|latency|duration|delay|age|uptime)(?:$|[._-])",
-    re.IGNORECASE,
-)
 
 
 def request_line(exchange: pb.Exchange) -> str:
@@ -77,7 +73,7 @@ def _why(difference: FieldDifference, wall_ns: int) -> list[str]:
         return [
             f"      the number in it looks like a time of day, {_duration(ns)} apart; inside an id no time is matched"
         ]
-    if not (_DURATION.search(difference.field) or _is_decimal(difference.one, difference.other)):
+    if not (difference.named_as_a_duration or _is_decimal(difference.one, difference.other)):
         return []
     return [
         "      it differs in a number; computing takes no time in a replay, so durations that the program measures "
@@ -103,11 +99,10 @@ def _time_in_it(one: str, other: str, wall_ns: int) -> int | None:
 
 
 def time_matched(exchange: pb.Exchange, difference: TimeDifference) -> str:
-    apart = _duration(difference.apart_ns)
-    return (
-        f"{exchange.id} was matched although {difference.field} differs by {apart}: "
-        "computing takes no time on the replay's clock"
-    )
+    apart = difference.apart_ns
+    differs = f"differs by {_duration(apart)}" if apart else "is a shorter duration than was recorded"
+    why = "computing takes no time on the replay's clock"
+    return f"{exchange.id} was matched although {difference.field} {differs}: {why}"
 
 
 def _duration(ns: int) -> str:

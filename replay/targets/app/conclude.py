@@ -12,8 +12,9 @@ The rules, in order:
    a stall is proven: then no time would have helped.
 4. A stall in which an answer is awaited that had not come when the record ended shows nothing but that end.
 5. What no replay can follow (a process of its own, another event loop) makes it inconclusive, unless the recorded
-   failure came back all the same. So does what the guard refused, even where the program went on without it, and what
-   the system denied to native code, where the failure came from that.
+   failure came back all the same, and not since one thread did what another, refused one had done. So does what the
+   guard refused, even where the program went on without it, and what the system denied to native code, where the
+   failure came from that.
 6. The same exception that came from another one is a different failure: a group's members are compared, and the causes
    that passed through the program's own code.
 7. A failure that reaches no caller, since it ends a thread or a task that nobody awaits, counts as in a recording.
@@ -21,7 +22,9 @@ The rules, in order:
 9. Leaving by `sys.exit` with a status that is not 0 is a failure, and never the recorded one.
 10. How many calls were begun by the failure is not asked where it has a frame of the program's own: a changed program
     may make fewer. Nor are the numbers in a message; those that the recorded world holds still are told.
-11. Where no failure is recorded, what fails in the replay is told and not judged.
+11. A deadline that computing missed is not missed again, since computing takes no time here: an end without the
+    failure is inconclusive then.
+12. Where no failure is recorded, what fails in the replay is told and not judged.
 """
 
 from __future__ import annotations
@@ -36,15 +39,17 @@ from replay.engine.failure import Failure, FailureKind
 from replay.errors import Refused, ReplayError
 from replay.report import finding
 from replay.runtime.env import Refusal
-from replay.runtime.errors import AnswerNotRecorded
+from replay.runtime.errors import AnswerNotRecorded, UnrecordedRequest
 from replay.runtime.loop import Stalled
 from replay.signature import Location, Signature
 from replay.targets.app.failing_line import may_still_fail
+from replay.targets.app.failing_task import suspects
 from replay.targets.app.kept_out import kept_out
 from replay.targets.app.lost import Lost
 from replay.targets.app.origins import differing_messages, differing_origin
 from replay.targets.app.outcome import Outcome, failure_of, standing_in, stopper
 from replay.targets.app.record_end import seen_before, what_was_to_end
+from replay.targets.app.refused_threads import calls_left, stood_in_for
 from replay.targets.app.sought import Conclusion, Sought, World
 from replay.verdict import Decision, Evidence, Reason, Verdict, decide
 
@@ -52,6 +57,7 @@ _NO_ALARM = Refused(
     "the recorded failure came from an alarm, and in the replay none came: computing takes no time there",
     remedy="for a deadline on computing, check the time in the code, or look at the recorded stack instead",
 )
+_TIME_IT = "take the time of what it computes then, with the recorded input; the recorded stack says where it stood"
 
 
 def conclude(
@@ -69,9 +75,23 @@ def conclude(
     some; one that ends so without an exception may be another program, which says nothing of the recorded one.
     ``alarm_unheard``: the recorded failure came out of an alarm's handler, and here no alarm came."""
     found = _concluded(sought, env, outcome, lost=lost, cut=cut, asked_nothing=asked_nothing)
+    if found.decision.verdict is Verdict.REPRODUCED and not sought.foreign:
+        refused = stood_in_for(sought.state, env.refusals, env.asked_by(), outcome.error)
+        if refused is not None:
+            return _inconclusive(found, refused)
     if alarm_unheard and found.decision.verdict in (Verdict.NOT_REPRODUCED, Verdict.DIFFERENT_FAILURE):
         return _unless_reproduced(found, _NO_ALARM)
-    return found
+    return _unless_too_slow(sought, env, found)
+
+
+def _unless_too_slow(sought: Sought, env: World, found: Conclusion) -> Conclusion:
+    """``found``, or that this replay cannot say whether the program still misses a deadline that computing missed. It
+    does not miss the recording's where it was done earlier than the recorded one began to compute."""
+    slow = any(one["code"] == Reason.COMPUTING for one in found.findings)
+    done = sought.deadline_ns is not None and env.clock.monotonic_ns() < sought.last_heard_ns
+    if found.decision.verdict is not Verdict.NOT_REPRODUCED or done or not slow:
+        return found
+    return replace(found, decision=replace(found.decision, verdict=Verdict.INCONCLUSIVE, reason=Reason.COMPUTING))
 
 
 def _concluded(
@@ -178,6 +198,8 @@ def _of_the_program(sought: Sought, env: World, outcome: Outcome, cut: str) -> C
     found = _decided(sought, failure_of(outcome, step=env.world_step))
     error = first.error if first is not None else stopper(outcome.error)
     if error is not None:
+        if env.world_step + calls_left(sought.state, env.refusals, env.left_over()) == sought.step:
+            found = _at_any_call(sought, found)
         return _unless_reproduced(found, error)
     if (denied := _kept_out(sought, outcome.error)) is not None:
         return _unless_reproduced(found, denied)
@@ -216,15 +238,20 @@ def _unrecorded(sought: Sought, env: World, outcome: Outcome, first: Refusal) ->
         return _parted(first, failure, finding("failed-alike", message), seen=seen)
     stacks = first.standpoint.stacks
     if may_still_fail(
-        sought.state, expected.identity.frame, stacks, unchanged=sought.tools_given, foreign=sought.foreign
+        sought.state,
+        expected.identity.frame,
+        stacks,
+        unchanged=sought.tools_given,
+        foreign=sought.foreign,
+        tasks=suspects(sought.state, first, env.asked_by()),
     ):
         message = (
             f"everything recorded was asked, and then what nobody recorded: {first.sentence}. Whether the failing line "
             "had been passed by then cannot be told: the program was still in the functions that lead to it"
         )
         remedy = "answer it with --fork --handlers MODULE:FUNCTION, or record the program anew"
-        if read_on:
-            remedy = AnswerNotRecorded.remedy
+        if not isinstance(first.error, UnrecordedRequest):
+            remedy = first.error.remedy
         told = finding(Reason.BEYOND_THE_RECORD.value, message, remedy=remedy)
         decision = Decision(Verdict.INCONCLUSIVE, Reason.BEYOND_THE_RECORD)
         return replace(_decided(sought, None, [told]), decision=decision, failure=failure)
@@ -274,21 +301,20 @@ def _decided(sought: Sought, failure: Failure | None, findings: Sequence[dict[st
         expected = Signature(replace(expected.identity, frame=""), Location())
     evidence = Evidence(seen=seen, modified=sought.modified, foreign=sought.foreign, on_a_virtual_clock=True)
     found = Conclusion(decide(expected, evidence), failure, None, list(findings))
-    if found.decision.verdict is Verdict.NOT_REPRODUCED and sought.deadline_ns is not None and not sought.was_waiting:
-        message = "at its deadline the recorded program waited for no answer: if it computed, it may still be too slow"
-        found.findings.insert(0, finding("computing-takes-no-time", message))
-    elif found.decision.verdict is Verdict.NOT_REPRODUCED and sought.was_slow:
+    if found.decision.verdict is Verdict.NOT_REPRODUCED and sought.was_slow:
         message = (
-            "no answer was late when the recorded program ran into a timeout: if it computed, it may still be slow"
+            "the recorded program waited for no answer when its deadline came: if it computed, it may still be slow"
         )
-        found.findings.insert(0, finding("computing-takes-no-time", message))
+        found.findings.insert(0, finding(Reason.COMPUTING.value, message, remedy=_TIME_IT))
     return found
 
 
 def _unless_reproduced(found: Conclusion, error: ReplayError | None) -> Conclusion:
     """``found``, or that this replay cannot say, because of ``error`` or of what is found already."""
-    if found.decision.verdict is Verdict.REPRODUCED:
-        return found
+    return found if found.decision.verdict is Verdict.REPRODUCED else _inconclusive(found, error)
+
+
+def _inconclusive(found: Conclusion, error: ReplayError | None) -> Conclusion:
     decision = replace(found.decision, verdict=Verdict.INCONCLUSIVE, reason=Reason.PROGRAM_UNSUPPORTED)
     why = [] if error is None else [finding(decision.reason.value, str(error), remedy=error.remedy)]
     return replace(found, decision=decision, findings=[*why, *found.findings])

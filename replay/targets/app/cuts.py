@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from types import FrameType
 
-_PROBES = frozenset({"platform", "uuid", "ctypes.util", "distro.distro"})
-"""Libraries that ask the system who it is, by processes of their own. They do without an answer, and so does the
-recorded world: what they would have said is no request's address or body."""
+from dumps.record.seams.unplayable import is_probe
 
 
 class Cuts:
     """Hears of refusals. ``first`` is the first one that counts, empty where there was none.
+
+    Libraries that ask the system who it is do without an answer, and so does the recorded world: what they would have
+    said is no request's address or body.
 
     ``itself`` says whether the program is: what it does after an error of ours is no cut any more.
     """
@@ -23,13 +23,5 @@ class Cuts:
 
     def __call__(self, attempt: str) -> None:
         """Called by the audit hook, in the thread that is refused."""
-        if not self.first and self._itself() and not _is_probe(sys._getframe(1)):
+        if not self.first and self._itself() and not is_probe(sys._getframe(1)):
             self.first = attempt
-
-
-def _is_probe(frame: FrameType | None) -> bool:
-    while frame is not None:
-        if frame.f_globals.get("__name__") in _PROBES:
-            return True
-        frame = frame.f_back
-    return False

@@ -18,9 +18,11 @@ from pathlib import Path
 
 from dumps.record.stacks import first_in_app
 from dumps.schema import state_pb2 as pb
+from replay.targets.app.failing_task import Suspects
 
 _RECORDING = "dumps.record.program"
-_LOOPS = (ast.For, ast.AsyncFor, ast.While, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+_LOOPS = (ast.For, ast.AsyncFor, ast.While, *_COMPREHENSIONS)
 
 
 class Stand(StrEnum):
@@ -43,18 +45,32 @@ class _Step:
 
 
 def may_still_fail(
-    state: pb.RuntimeState, frame: str, stacks: Iterable[pb.Thread], *, unchanged: bool, foreign: bool
+    state: pb.RuntimeState,
+    frame: str,
+    stacks: Iterable[pb.Thread],
+    *,
+    unchanged: bool,
+    foreign: bool,
+    tasks: Suspects | None = None,
 ) -> bool:
     """Whether a program with these ``stacks`` may have the failing line before it.
 
     ``frame`` is the innermost in-app one of the recorded failure, "file.py:Class.method". ``unchanged``: the program is
     the recorded one. ``foreign``: the failure is not that of ``state``, so that nothing is known of its lines.
+    ``tasks``: whose stacks they are, where the names of tasks mean something. One that did not fail then is of no
+    account here, and one that waits for the failing one has nothing before it once that is over.
     """
     steps = [] if foreign else _recorded(state, frame)
     if not steps and frame:
         steps = [_Step(place=frame, line=0, called="")]
     stands = [_stand(steps, stack, unchanged=unchanged) for stack in stacks]
-    return Stand.AHEAD in stands or (Stand.WAITING in stands and Stand.PASSED not in stands)
+    over = False
+    if tasks is not None and not foreign:
+        named = [pair for pair in zip(tasks.names, stands, strict=True) if pair[0] not in tasks.cleared]
+        stands = [stand for _, stand in named]
+        failing = tasks.possible - {name for name, stand in named if stand is Stand.WAITING}
+        over = bool(failing) and failing.isdisjoint(tasks.names)
+    return Stand.AHEAD in stands or (Stand.WAITING in stands and Stand.PASSED not in stands and not over)
 
 
 def _recorded(state: pb.RuntimeState, frame: str) -> list[_Step]:
@@ -85,7 +101,7 @@ def _stand(steps: Sequence[_Step], stack: pb.Thread, *, unchanged: bool) -> Stan
         if not step.line or frame.line < step.line:
             return Stand.AHEAD
         source = _Function.at(frame)
-        if source is None or source.in_one_loop(step.line, frame.line):
+        if source is None or source.in_one_loop(step.line, frame.line, awaits=stack.kind == "asyncio-task"):
             return Stand.AHEAD
         if frame.line > step.line:
             return Stand.PASSED if unchanged or source.holds(step) else Stand.AHEAD
@@ -114,8 +130,16 @@ class _Function:
         around = [one for one in ast.walk(tree) if isinstance(one, _FUNCTIONS) and _has(one, frame.line)]
         return cls(max(around, key=lambda one: one.lineno)) if around else None
 
-    def in_one_loop(self, one: int, other: int) -> bool:
-        return any(isinstance(node, _LOOPS) and _has(node, one) and _has(node, other) for node in ast.walk(self.node))
+    def in_one_loop(self, one: int, other: int, *, awaits: bool) -> bool:
+        """``awaits``: the frame waits at an ``await``, which is in the loop then: ``gather(*(f(x) for x in y))`` waits
+        after its loop."""
+        return any(
+            isinstance(node, _LOOPS)
+            and _has(node, one)
+            and _has(node, other)
+            and not (awaits and isinstance(node, _COMPREHENSIONS) and not _may_wait(node))
+            for node in ast.walk(self.node)
+        )
 
     def holds(self, step: _Step) -> bool:
         """Whether the recorded line calls, or raises, what it did then."""
@@ -131,6 +155,10 @@ _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 def _has(node: ast.expr | ast.stmt, line: int) -> bool:
     return node.lineno <= line <= (node.end_lineno or node.lineno)
+
+
+def _may_wait(loop: ast.AST) -> bool:
+    return any(isinstance(node, ast.Await) or getattr(node, "is_async", 0) for node in ast.walk(loop))
 
 
 def _name(node: ast.AST) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from time import perf_counter  # bound here: a report may be made while the program's own clock is in the module's place
 from typing import Any, Protocol
 
-from dumps.program_dumps import holds_a_program
+from dumps.program_dumps import holds_a_program, was_redacted, without_its_world
 from dumps.record.command_line import hides_a_secret
 from dumps.record.seams import current
 from dumps.record.seams.json_text import is_whole
@@ -36,6 +36,7 @@ from replay.targets.app.lost import lost_failures
 from replay.targets.app.masked_values import REMEDY as MASKED_REMEDY
 from replay.targets.app.masked_values import masked_values
 from replay.targets.app.options import AppOptions, app_options, check_tools
+from replay.targets.app.other_entry import other_entry
 from replay.targets.app.outcome import Outcome, outcome_of
 from replay.targets.app.output import kept_output
 from replay.targets.app.process_end import on_process_end
@@ -167,6 +168,9 @@ class _Replay:
                                 "defaults-used", message, remedy="record with rec.call(function, ...), which notes them"
                             )
                         )
+                undecided = conclusion.decision.verdict in (Verdict.NOT_REPRODUCED, Verdict.INCONCLUSIVE)
+                if undecided and (said := other_entry(state.program, options.entry, function)):
+                    conclusion.findings.append(finding("another-entry", said))
                 if cuts.first and conclusion.decision.verdict is Verdict.REPRODUCED:
                     message = f"the program was refused {cuts.first}, and failed as it did when recorded all the same"
                     conclusion.findings.append(finding("refused", message))
@@ -218,7 +222,7 @@ class _Replay:
             findings += [finding(o.code, o.message, **o.facts) for o in env.findings() if not _is_told(o.message, told)]
             findings += self._model_findings()
             program = self._dump.state.program
-            if divergence is not None and (said := hash_seed_finding(program)):
+            if (divergence is not None or _says_another_thing(conclusion)) and (said := hash_seed_finding(program)):
                 findings.append(finding("hash-seed", said))
             if conclusion.decision.verdict is not Verdict.REPRODUCED and hides_a_secret(program.argv):
                 findings.append(finding("argv-secret", _HIDDEN_ARGUMENT, remedy=_HIDDEN_ARGUMENT_REMEDY))
@@ -261,6 +265,13 @@ class _Replay:
         ]
 
 
+def _says_another_thing(conclusion: Conclusion) -> bool:
+    """Whether the failure came, with another message: numbers in it, or the order of a set."""
+    match = conclusion.decision.match
+    words = match.get("identity.exception_type", False) and not match.get("identity.message", True)
+    return words or any(one["code"] == "message-differs" for one in conclusion.findings)
+
+
 def _is_told(message: str, told: Sequence[str]) -> bool:
     """Whether a finding says it already: a file that nobody recorded is named where the verdict is explained."""
     named = message.removesuffix(" was not recorded.")
@@ -301,8 +312,10 @@ def _missing(state: pb.RuntimeState) -> tuple[Reason, str, str] | None:
     if state.manifest.record_level != "full":
         return (
             Reason.PROGRAM_SHAPE_ONLY,
-            f"the program was recorded at level {state.manifest.record_level!r}, without what it was told",
-            'record it with recording(..., level="full")',
+            without_its_world(state, state.manifest.record_level),
+            "replay the dump that this is a copy of, or redact that without --prompt"
+            if was_redacted(state)
+            else 'record it with recording(..., level="full")',
         )
     if not _whole(state.program.arguments_json):
         return (

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from dumps.record import triggers
@@ -28,6 +28,8 @@ from replay.engine.failure import Failure, FailureKind
 from replay.errors import UsageError
 from replay.report import finding
 from replay.runtime.env import Env, Refusal
+from replay.runtime.errors import in_one_line
+from replay.runtime.loop import Stalled
 from replay.targets.app.arrival import Arrival, is_cancelled, is_upgrade
 from replay.targets.app.conclude import conclude
 from replay.targets.app.outcome import Outcome, outcome_of, stopper
@@ -70,19 +72,26 @@ class Moment:
     world_step: int
     first_refusal: Refusal | None
     left: tuple[pb.Exchange, ...]
+    refusals: tuple[Refusal, ...] = ()
+    askers: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, env: Env, within: str) -> Moment:
-        own = (one for one in env.refusals if not within or one.within in ("", within))
+        own = tuple(one for one in env.refusals if not within or one.within in ("", within))
         return cls(
             clock=_StoppedClock(env.clock.started_ns, env.clock.monotonic_ns()),
             world_step=env.calls_begun(within),
-            first_refusal=next(own, None),
+            first_refusal=next(iter(own), None),
             left=tuple(env.left_over(within)),
+            refusals=own,
+            askers=env.asked_by(),
         )
 
     def left_over(self) -> list[pb.Exchange]:
         return list(self.left)
+
+    def asked_by(self) -> Mapping[str, str]:
+        return self.askers
 
 
 class Witness:
@@ -130,11 +139,11 @@ class Witness:
 
     def report(self, trouble: Trouble, /) -> None:
         """What a recording would have made a dump of."""
-        recorded = None if self._closed else trouble.failure()
+        recorded = None if self._closed or self._stands_still else trouble.failure()
         if recorded is None:
             return
         if trouble.exchange != self._failing:
-            self.failed[trouble.exchange] = f"{recorded.exception_type or recorded.invariant}: {recorded.message}"
+            self.failed[trouble.exchange] = _in_one_line(recorded, trouble.error)
             return
         error = trouble.error
         if error is not None and stopper(error) is not None:
@@ -142,6 +151,11 @@ class Witness:
         else:
             outcome = Outcome(ended="raised", error=error, failure=_failure(recorded))
         self.seen.append((outcome, Moment.of(self._env, self._failing)))
+
+    @property
+    def _stands_still(self) -> bool:
+        """The loop has ended, and cancels what waited in vain: that is no failure of a request."""
+        return any(isinstance(one.error, Stalled) for one in self._env.refusals)
 
     def close(self) -> None:
         """What comes from here on is our doing: the replay ends."""
@@ -328,6 +342,13 @@ def _maker(kind: str, found: Any, *, cancels: bool) -> Any:
     from replay.targets.app.served_aiohttp import aiohttp_server  # not needed, and slow to import, for any other
 
     return aiohttp_server(found, cancels=cancels)
+
+
+def _in_one_line(recorded: pb.Failure, error: BaseException | None) -> str:
+    refused = stopper(error)
+    if refused is not None:  # told in full where the refusal is told
+        return f"the replay refused it {in_one_line(refused)}"
+    return f"{recorded.exception_type or recorded.invariant}: {' '.join(recorded.message.split())}"
 
 
 def _named(exchange: pb.Exchange) -> str:

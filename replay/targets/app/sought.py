@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from dumps.schema import state_pb2 as pb
 from replay.divergence import Divergence
@@ -11,6 +12,11 @@ from replay.engine.failure import Failure, FailureKind
 from replay.runtime.env import Refusal
 from replay.signature import Signature
 from replay.verdict import Decision
+
+C = TypeVar("C", pb.Exchange, pb.ToolCall)
+
+AT_ONCE_NS = 100_000_000
+"""So soon after an answer no computing has taken too long: a busy machine may need as much to raise and to record."""
 
 
 class Clock(Protocol):
@@ -31,6 +37,11 @@ class World(Protocol):
 
     @property
     def first_refusal(self) -> Refusal | None: ...
+
+    @property
+    def refusals(self) -> Sequence[Refusal]: ...
+
+    def asked_by(self) -> Mapping[str, str]: ...
 
     def left_over(self) -> list[pb.Exchange]: ...
 
@@ -77,13 +88,30 @@ class Sought:
 
     @property
     def was_slow(self) -> bool:
-        """Whether the failure is a timeout of the program's own, and nothing outside of it was late."""
-        if self.foreign or self.signature is None or "Timeout" not in self.signature.identity.exception_type:
+        """Whether the failure is a timeout, the recording's or the program's own, and nothing outside was late then: it
+        computed, or slept, or waited for itself."""
+        if self.foreign or self.signature is None or self.was_waiting:
             return False
-        failed = any(one.error for one in self.state.exchanges if one.direction == "out")
-        return not (failed or self.was_waiting or any(one.status != "finished" for one in self.state.tool_calls))
+        timed_out = self.deadline_ns is not None or "Timeout" in self.signature.identity.exception_type
+        return timed_out and self.state.failures[-1].time_ns - self.last_heard_ns > AT_ONCE_NS
 
     @property
     def was_waiting(self) -> bool:
-        """Whether an answer was still to come when the record ended."""
-        return any(one.direction == "out" and not one.HasField("ended_ns") for one in self.state.exchanges)
+        """Whether an answer was still to come when the record ended, of a peer or of a tool."""
+        asked = any(one.direction == "out" and not one.HasField("ended_ns") for one in self._own(self.state.exchanges))
+        return asked or any(one.status in ("pending", "partial") for one in self._own(self.state.tool_calls))
+
+    @property
+    def last_heard_ns(self) -> int:
+        """When the recorded program had asked its world for something last, or had its answer; else when it began."""
+        began = self.state.program.started_ns if self.request is None else self.request.started_ns
+        exchanges = [one for one in self._own(self.state.exchanges) if one.direction == "out"]
+        calls, files = self._own(self.state.tool_calls), self.state.syscalls if self.request is None else ()
+        heard = [began, *(max(one.started_ns, one.sent_ns, one.ended_ns) for one in exchanges)]
+        heard += [max(one.started_ns, one.finished_ns) for one in calls]
+        return max(heard + [one.time_ns + one.duration_ns for one in files])
+
+    def _own(self, calls: Iterable[C]) -> list[C]:
+        """Those of the request whose failure it is, in a server."""
+        within = self.request.id if self.request is not None else ""
+        return [one for one in calls if not within or one.within == within]

@@ -201,3 +201,48 @@ def test_a_difference_knows_its_times_though_it_shows_an_excerpt() -> None:
     assert found.other is not None
     assert MUCH_LATER not in found.other
     assert found.apart_ns(NOW_NS) == 11 * SECOND
+
+
+def post(body: bytes, kind: str = "text/plain") -> pb.Exchange:
+    exchange = pb.Exchange(method="POST", url="http://h/x", request_body=body)
+    exchange.request_headers.add(key="Content-Type", value=kind)
+    return exchange
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "apart_s"),
+    [
+        ("at={0:.6f}", "at={1:.6f}", 2),
+        ("name,at\na,{0:.3f}\nb,{0:.3f}\n", "name,at\na,{1:.3f}\nb,{1:.3f}\n", 2),
+        ("seen at {0:.0f} by x", "seen at {1:.0f} by x", 2),
+        ("seen at {0:.0f} by x", "seen at {1:.0f} by y", None),
+        ("id-{0:.0f}", "id-{1:.0f}", None),
+    ],
+)
+def test_counts_since_1970_among_the_words_of_a_plain_body(one, other, apart_s):
+    first, second = NOW_NS / SECOND, NOW_NS / SECOND + 2
+    found = times(post(one.format(first).encode()), post(other.format(first, second).encode()))
+    if apart_s is None:
+        assert found is None
+    else:
+        assert found is not None
+        assert [(one.field, round(one.apart_ns / SECOND)) for one in found] == [("body", apart_s)]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "matched"),
+    [
+        ({"took": 0.011}, {"took": 0.0001}, True),
+        ({"latency_ms": 12}, {"latency_ms": 0}, True),
+        ({"stats": {"elapsed": "0.42"}}, {"stats": {"elapsed": "0.0"}}, True),
+        ({"took": 0.011}, {"took": 0.5}, False),  # longer than it was: here nothing takes time
+        ({"took": 0.011}, {"took": -1}, False),
+        ({"took": 0.011, "n": 1}, {"took": 0.001, "n": 2}, False),
+        ({"price": 0.011}, {"price": 0.001}, False),
+        ({"took": True}, {"took": 0}, False),
+        ({"took": "long"}, {"took": "short"}, False),
+    ],
+)
+def test_a_duration_may_be_shorter(one, other, matched):
+    found = times(*(post(json.dumps(side).encode(), "application/json") for side in (one, other)))
+    assert (found is not None) == matched

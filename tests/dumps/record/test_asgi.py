@@ -181,9 +181,10 @@ async def test_a_failure_that_repeats_says_nothing_new(served, tmp_path, monkeyp
             await ask(app)
     assert len(dumps_in(tmp_path / "dumps")) == 1
     said = [one.getMessage() for one in caplog.records if one.name == "pplx.record" and one.levelname == "WARNING"]
-    assert [one.partition(":")[0] for one in said] == ["dump written", "no dump was written", "no dump was written"]
-    assert "Failed in" in said[1]
-    assert said[1].endswith("test_asgi.py:streaming")
+    begins = ["dump written", "replay it", "no dump was written", "no dump was written"]
+    assert [one.partition(":")[0] for one in said] == begins
+    assert "Failed in" in said[2]
+    assert said[2].endswith("test_asgi.py:streaming")
     monkeypatch.setattr("dumps.record.program.ALIKE_S", 0.0)
     for _ in range(10):
         with pytest.raises(Failed):

@@ -164,8 +164,23 @@ def refuse(rec: Recording) -> None:
 def test_options_that_cannot_be(tmp_path):
     with pytest.raises(ValueError, match="timeout=-1"):
         recording(tmp_path, timeout=-1)
-    with pytest.raises(ValueError, match="loud"):
+    with pytest.raises(ValueError, match=r"level='loud': one of 'shape', 'tokens', 'full'$"):
         recording(tmp_path, level="loud")
+    with pytest.raises(ValueError, match="did you mean 'full'"):
+        recording(tmp_path, level="ful")
+
+
+def test_after_a_dump_the_command_that_replays_it_is_told(tmp_path, caplog):
+    with recording(tmp_path / "a folder", level="full") as rec:
+        rec.call(look_up, text="what")
+        path = rec.dump()
+        rec.call(lambda: None)  # which no replay can import
+        rec.dump()
+    with recording(tmp_path / "b") as rec:  # of which there is no replay
+        rec.call(look_up, text="what")
+        rec.dump()
+    told = [one.getMessage() for one in caplog.records if one.getMessage().startswith("replay it")]
+    assert told == [f"replay it: pplx-replay run '{path}' --target app={__name__}:look_up"]
 
 
 def test_a_forked_child_makes_no_dump(tmp_path):

@@ -220,7 +220,7 @@ def test_recorded_time_goes_by(folder: Path):
         def advance(self, ns: int) -> None:
             self.now += ns
 
-        def advance_to(self, monotonic_ns: int) -> None:
+        def catch_up(self, monotonic_ns: int) -> None:
             self.now = max(self.now, monotonic_ns)
 
     calls = [

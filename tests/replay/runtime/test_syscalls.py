@@ -73,13 +73,13 @@ def test_handlers_chain_the_newest_first():
 
 
 @pytest.mark.parametrize(
-    ("name", "remedy"),
-    [("reed", "Nearest: read, rename."), ("pread", "Nearest: read."), ("remove", "Nearest: unlink.")],
+    ("name", "near"),
+    [("reed", "Nearest: read, rename"), ("pread", "Nearest: read"), ("remove", "Nearest: unlink")],
 )
-def test_a_call_that_nobody_makes_is_refused_with_the_nearest(name, remedy):
-    with pytest.raises(UnknownSyscall, match=f"'{name}'") as caught:
+def test_a_call_that_nobody_makes_is_refused_with_the_nearest(name, near):
+    """In what is raised, which is all that a traceback shows."""
+    with pytest.raises(UnknownSyscall, match=f"'{name}'.*{near}$"):
         Syscalls([pb.Syscall(name="pread", args=["f"])]).mock_syscall(name, lambda args, recorded: b"")
-    assert caught.value.remedy == remedy
 
 
 def test_a_call_that_only_this_recording_knows_can_be_answered():
@@ -88,8 +88,8 @@ def test_a_call_that_only_this_recording_knows_can_be_answered():
     assert calls.call("recv", "socket:1") == b"mine"
     with pytest.raises(UnknownSyscall) as caught:
         calls.mock_syscall("xyzzy", lambda args, recorded: None)
-    assert "access, chmod" in caught.value.remedy
-    assert "recv" in caught.value.remedy
+    assert "There are: access, chmod" in str(caught.value)
+    assert "recv" in str(caught.value)
 
 
 def test_odd_records():

@@ -35,12 +35,15 @@ class Server:
 
 
 @contextlib.contextmanager
-def started(arguments: list[str], dumps: Path, token: str | None = None) -> Iterator[Server]:
+def started(
+    arguments: list[str], dumps: Path, token: str | None = None, cwd: Path | None = None
+) -> Iterator[Server]:
     """A server process; ended with SIGTERM, which it must obey with exit code 0."""
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     if token is not None:
         env["TMPDIR"] = str(dumps.parent)  # a killed server cannot remove its folder; pytest can
-    with subprocess.Popen([sys.executable, *arguments], stdout=subprocess.PIPE, text=True, env=env) as process:
+    command = [sys.executable, *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env, cwd=cwd) as process:
         try:
             assert process.stdout is not None
             if token is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import aiohttp
 import pytest
 
 from dumps.schema.writer import write_dump
-from tests.replay.server.server_process import Server, make_state, upload_headers
+from tests.replay.server.server_process import ROOT, Server, make_state, started, upload_headers
 
 Client = aiohttp.ClientSession
 
@@ -178,3 +179,18 @@ async def test_uploads_that_are_no_dump(server: Server, client: Client, data: by
 async def test_broken_uploads_at_the_same_time(server: Server, client: Client) -> None:
     answers = await asyncio.gather(*(upload(client, server, b"PPLX\x00\x09" + bytes([i])) for i in range(4)))
     assert [status for status, _ in answers] == [422] * 4
+
+
+@pytest.mark.parametrize("options", [(), ("--dumps", "crashes")], ids=["default", "relative"])
+async def test_the_folder_may_be_named_from_where_the_server_is_started(
+    client: Client, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    folder = tmp_path / "crashes"
+    folder.mkdir()
+    shutil.copy(ROOT / "fixtures" / "kv-overflow" / "dump.pplx", folder / "one.pplx")
+    command = ["-m", "replay.cli", "replay", "serve", "--port", "0", "--json", *options]
+    with started(command, folder, cwd=tmp_path if options else folder) as server:
+        entry = (await listed(client, server))["one.pplx"]
+        assert entry["error"] is None
+        status, report = await post(client, server, {"dump": entry["id"], "options": {"target": "schedule"}})
+    assert (status, report["target"]) == (200, "schedule")

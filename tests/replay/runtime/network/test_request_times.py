@@ -117,11 +117,21 @@ def test_a_time_in_minutes_may_be_a_whole_minute_early() -> None:
         post(network(posted("x1", {"at": minutes[2]})), {"at": minutes[0]})
 
 
+def test_a_duration_that_the_program_measured_is_shorter_here() -> None:
+    world = network(posted("x1", {"latency_ms": 412, "took": {"read": 0.41213}}))
+    post(world, {"latency_ms": 0, "took": {"read": 0.00001}})
+    assert left(world) == []
+    assert [one.message.partition(":")[0] for one in world.findings()] == [
+        "x1 was matched although body.latency_ms is a shorter duration than was recorded",
+        "x1 was matched although body.took.read is a shorter duration than was recorded",
+    ]
+
+
 @pytest.mark.parametrize(
     ("recorded", "asked", "told"),
     [
-        ({"latency_ms": 412}, {"latency_ms": 0}, "durations that the program measures differ"),
-        ({"took": {"read": 0.41213}}, {"took": {"read": 0.00001}}, "durations that the program measures differ"),
+        ({"latency_ms": 4}, {"latency_ms": 12}, "durations that the program measures differ"),
+        ({"seen": {"read": 0.41213}}, {"seen": {"read": 0.25}}, "durations that the program measures differ"),
         ({"run": "run-1796087161-a"}, {"run": "run-1796087160-a"}, "looks like a time of day, 1 s apart"),
         ({"user": 17}, {"user": 99}, ""),
     ],

@@ -108,16 +108,20 @@ def test_a_failed_connection_is_lost_with_the_systems_error(error: str, message:
     assert calls[2].startswith(f"lost: {lost}")
 
 
-def test_after_a_clients_own_timeout_there_is_silence(replay: Make) -> None:
+def test_after_a_clients_own_timeout_nothing_is_known(replay: Make) -> None:
     world = replay(exchange("timeout", "Timeout on reading data from socket"))
 
     async def program() -> list[str]:
         transport, protocol = transport_of(world)
         transport.write(GET)
+        await asyncio.sleep(3.5)
+        assert protocol.calls == ["1", "2"]
+        assert world.network.refusals == []
         await asyncio.sleep(60)
         return protocol.calls
 
-    assert world.run(program) == ["1", "2"]
+    assert world.run(program)[2].startswith("lost: more of the answer to x1 GET")
+    assert [type(one).__name__ for one in world.network.refusals] == ["AnswerNotRecorded"]
 
 
 def test_a_socket_lives_as_long_as_its_files(replay: Make) -> None:

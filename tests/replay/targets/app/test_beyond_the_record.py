@@ -7,7 +7,8 @@ import pytest
 from replay.targets.app.conclude import conclude
 from replay.targets.app.sought import Conclusion, Sought
 from replay.targets.expected import own_signature
-from tests.small_programs import play, says, state_of
+from tests.loopback import Script
+from tests.small_programs import codes, play, says, state_of
 
 AGENT = """
 import contextlib
@@ -171,3 +172,51 @@ def test_what_fails_in_the_replay_of_a_dump_without_a_failure_is_told_and_not_ju
     assert "TimeoutError in " in found.findings[0]["message"]
     assert found.failure is not None
     assert found.failure.message == "too slow"
+
+
+GATHERED = """
+import httpx
+from dumps.record.seams.tools import tool
+
+@tool
+async def price(url, symbol):
+    async with httpx.AsyncClient(trust_env=False, timeout=5) as http:
+        while (answer := await http.get(f"{url}/{symbol}")).status_code == 503:
+            await asyncio.sleep(0.5)
+        return answer.json()
+
+async def quote(url, symbol, mended):
+    answer = await price(url, symbol)
+    if symbol == "B" and mended == "slow":
+        await asyncio.sleep(9)
+    return answer.get("price") if mended else answer["price"]
+
+async def main(url, mended=""):
+    return await asyncio.gather(*(quote(url, symbol, mended) for symbol in "AB"))
+
+async def alike(url, mended=""):
+    return await asyncio.gather(*(quote(url, symbol, mended) for symbol in "BB"))
+
+async def main_yes(url): return await main(url, "yes")
+async def main_slow(url): return await main(url, "slow")
+async def alike_yes(url): return await alike(url, "yes")
+"""
+BUSY = Script([b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\n\r\n"])
+
+
+@pytest.mark.parametrize(
+    ("entry", "mended", "expected"),
+    [
+        ("main", "yes", ("not-reproduced", "", ["beyond-the-record"])),
+        ("main", "slow", ("inconclusive", "beyond-the-record", ["beyond-the-record"])),
+        ("alike", "yes", ("not-reproduced", "", ["beyond-the-record"])),
+    ],
+    ids=["over", "still-there", "alike"],
+)
+def test_a_sibling_that_did_not_fail_is_of_no_account_once_the_failing_task_is_over(programs, entry, mended, expected):
+    """B fails while A, refused once, sleeps before it asks again."""
+    name = programs.write(GATHERED)
+    dump, _ = programs.record_served(name, BUSY, says('{"a": 1}'), entry=entry)
+    assert programs.replay(dump, f"{name}:{entry}").report["verdict"] == "reproduced"
+    report = programs.replay(dump, f"{name}:{entry}_{mended}").report
+    assert (report["verdict"], report["reason_code"], codes(report)[:1]) == expected

@@ -199,7 +199,9 @@ def _check_target(source: Path, target: Path, *, force: bool) -> None:
             f"{target} is the dump to be redacted",
             remedy="A redaction never changes its input: name another file with -o.",
         )
-    if not force or target.is_dir():
+    if target.is_dir():
+        raise DumpError(f"{target} is a folder", remedy="Name the new dump with -o.")
+    if not force:
         raise DumpError(f"{target} exists already", remedy="Choose another name with -o, or replace it with --force.")
 
 

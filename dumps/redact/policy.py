@@ -39,6 +39,9 @@ class Sort(StrEnum):
     """A hash of something of people's. Made anew with a key that is thrown away: equal ones stay equal."""
     NUMBERS = "numbers"
     """Block ids or reference counts. Removed where they are none."""
+    RESULT = "result"
+    """What a system call gave: a word, or numbers by name as of stat (not for prompt). Anything else
+    is removed."""
     OWN = "own"
     """Has a rule of its own: token ids, hashes of blocks, digests of logits, headers, exchanges."""
 
@@ -120,7 +123,8 @@ RULES: dict[str, Sort] = {
     "tool_calls[].error_message": Sort.WORLD,
     "tool_calls[].task": Sort.LABEL,
     "tool_calls[].within": Sort.LABEL,
-    **_terms("syscalls[]", "name ret errno_name"),
+    **_terms("syscalls[]", "name errno_name"),
+    "syscalls[].ret": Sort.RESULT,
     "syscalls[].args[]": Sort.WORLD,
     "syscalls[].data": Sort.WORLD,
     "syscalls[].task": Sort.LABEL,

@@ -16,13 +16,14 @@ from dumps.tensors import LE32_BYTES, from_le32
 
 COMPARED = "a verdict compares it"
 OF_THE_MACHINE = "a fact of the machine or its start"
-NOT_A_TERM = "not a word of the format"
+NOT_A_TERM = "text where only a name or a number may stand"
 MAX_BLOCK_ID = 1 << 24
 """No pool has so many blocks, and no text reads as smaller numbers."""
 
 _STANDARD_NAME = re.compile(
     r"MainThread|engine|asyncio_\d+|Task-\d+|Thread-\d+(?: \(\w+\))?|ThreadPoolExecutor-\d+_\d+"
 )
+_RESULT = re.compile(r"\?|[a-z_]{1,40}=-?[0-9.]{1,40}(?: [a-z_]{1,40}=-?[0-9.]{1,40}){0,40}")
 _NUMBER = re.compile(r"-?[0-9]{1,19}")
 
 
@@ -39,6 +40,7 @@ class Texts:
         self.ids: dict[str, str] = {}
         self._rules: dict[Sort, Callable[[str, str], str]] = {
             Sort.TERM: self._term,
+            Sort.RESULT: self._result,
             Sort.LABEL: self.label,
             Sort.FACT: self._fact,
             Sort.WORLD: self._world,
@@ -104,6 +106,9 @@ class Texts:
 
     def _term(self, path: str, value: str) -> str:
         return value if is_term(value) else self._change(path, "removed", NOT_A_TERM, value, REMOVED)
+
+    def _result(self, path: str, value: str) -> str:
+        return value if not self._prompt and _RESULT.fullmatch(value) else self._term(path, value)
 
     def _fact(self, path: str, value: str) -> str:
         if self._prompt:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,9 @@ def batch(
     written as soon as it is ready, as PATH/reports/NAME.json (mode 0600). An older report of ours is replaced; any
     other file in that place stops the batch before it begins.
 
+    Dumps of programs that lie in a folder are left out: "pplx-replay run --target app=..." replays those. A batch of
+    nothing else is a usage error.
+
     A dump that cannot be replayed, or a report that cannot be written, does not stop the others. If the worker dies,
     the dumps it had open are replayed one by one.
 
@@ -93,7 +97,16 @@ def batch(
     options_of({**shared, "timeout_s": timeout})
     expected = Verdict(expect) if expect else None
     places = batch_files.places(paths, recursive=recursive, out=out)
-    entries = [Entry(dump=place.dump, name=_name(place, paths), report_file=place.report) for place in places]
+    given = {os.path.abspath(path) for path in paths}
+    entries = [
+        Entry(
+            dump=place.dump,
+            name=_name(place, paths),
+            report_file=place.report,
+            named=os.path.abspath(place.dump) in given,
+        )
+        for place in places
+    ]
     batch_files.make_folders(places)
     began = time.monotonic()
 
@@ -149,6 +162,8 @@ def _summary(entries: list[Entry], *, interrupted: bool, seconds: float) -> None
     cut = "interrupted: " if interrupted else ""
     if lost := [entry for entry in ended if entry.unwritten]:
         note(f"{len(lost)} reports could not be written, the first of them because: {lost[0].unwritten}")
-    failed = sum(entry.error is not None for entry in ended)
+    programs = sum(entry.of_a_program for entry in ended)
+    failed = sum(entry.error is not None for entry in ended) - programs
     without = f", {failed} of them with an error" if failed else ""
+    without += f", {programs} left out: they are of programs" if programs else ""
     note(f"{cut}{len(ended)} of {len(entries)} dumps done in {seconds:.1f} s{without}{where}")

@@ -12,11 +12,15 @@ from rich.table import Table
 from rich.text import Text
 
 from dumps.text import printable
-from replay.cli.failures import EXIT_OUR_ERROR
+from replay.cli.failures import EXIT_OUR_ERROR, EXIT_USAGE
 from replay.cli.report_view import STYLES
+from replay.errors import ProgramDump
 from replay.isolate.result import RunError
 from replay.report import SCHEMA_VERSION, exit_code, tool_version
 from replay.verdict import Verdict
+
+LEFT_OUT = "left-out"
+"""Outcome of a dump of a program in a folder of dumps of engines."""
 
 WORST_FIRST = (70, 2, 4, 21, 20, 12, 11, 10, 13)
 """Exit codes of dumps in the order in which one stands for the whole batch."""
@@ -30,7 +34,7 @@ class Entry:
     """One dump of a batch. Of ``report`` and ``error`` exactly one is set once it was replayed.
 
     ``alone`` says why it was replayed in a worker of its own; empty when it was not. ``unwritten`` says why its report
-    is in no file.
+    is in no file. ``named``: it was given by its name, and not found in a folder.
     """
 
     dump: Path
@@ -40,16 +44,24 @@ class Entry:
     error: RunError | None = None
     alone: str = ""
     unwritten: str = ""
+    named: bool = True
 
     @property
     def ended(self) -> bool:
         return self.report is not None or self.error is not None
 
     @property
+    def of_a_program(self) -> bool:
+        """Whether it lies in a folder among those of engines, and is none: left out, and no mistake of anybody."""
+        return not self.named and self.error is not None and self.error.kind == ProgramDump.__name__
+
+    @property
     def outcome(self) -> str:
         """The verdict, or the class of the error."""
         if self.report is not None:
             return str(self.report["verdict"])
+        if self.of_a_program:
+            return LEFT_OUT
         return self.error.kind if self.error else "not replayed"
 
     def exit_code(self, expected: Verdict | None) -> int:
@@ -58,7 +70,7 @@ class Entry:
             return EXIT_OUR_ERROR
         if self.report is not None:
             return exit_code(Verdict(self.report["verdict"]), expected=expected)
-        return self.error.exit_code if self.error else 0
+        return self.error.exit_code if self.error and not self.of_a_program else 0
 
     def document(self) -> dict[str, Any]:
         """What is kept of it as JSON: its report, or in its place the error."""
@@ -87,7 +99,10 @@ class Group:
 
 def worst(entries: Sequence[Entry], expected: Verdict | None) -> int:
     """The exit code of the whole: 0 when every dump came to what was expected."""
-    codes = {entry.exit_code(expected) for entry in entries if entry.ended} - {0}
+    ended = [entry for entry in entries if entry.ended]
+    if ended and all(entry.of_a_program for entry in ended):
+        return EXIT_USAGE
+    codes = {entry.exit_code(expected) for entry in ended} - {0}
     return min(codes, key=lambda code: WORST_FIRST.index(code) if code in WORST_FIRST else -1, default=0)
 
 
@@ -167,9 +182,12 @@ def show(console: Console, entries: Sequence[Entry]) -> None:
         right = heading == "count"
         table.add_column(heading, justify="right" if right else "left", no_wrap=right, overflow="fold")
     for group in groups(entries):
-        failed = group.entries[0].error is not None
-        named = f"error ({group.outcome})" if failed else group.outcome
-        outcome = Text(printable(named), style=STYLES.get(group.outcome, "bold red"))
+        if group.outcome == LEFT_OUT:
+            outcome = Text("left out (of a program)", style="dim")
+        elif group.entries[0].error is not None:
+            outcome = Text(printable(f"error ({group.outcome})"), style="bold red")
+        else:
+            outcome = Text(group.outcome, style=STYLES.get(group.outcome, "bold red"))
         if group.reason_code:
             outcome.append(f" ({printable(group.reason_code)})", style="default not bold")
         names = ", ".join(printable(entry.name, 300) for entry in group.entries[:NAMES_SHOWN])

@@ -156,7 +156,7 @@ def add(
 def _redacted(source: Path, target: Path) -> None:
     outcome = redact_file(source, target, check=False)  # the replay that follows is the check
     for change in outcome.redacted.changes:
-        note(safe(f"{change.what}: {change.path}, {change.reason}"))
+        note(safe(f"{change.what} in the copy: {change.count} x {change.path} ({change.reason})"))
 
 
 def _minimised(dump: Path, out: Path, model: Path | None, given: dict[str, Any]) -> Path:

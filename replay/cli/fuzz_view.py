@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from replay.fuzz.fuzz import OnStage
 from replay.fuzz.outcome import Outcome
 from replay.fuzz.violation import PROPERTIES
 from replay.minimise.words import needs_in_words
+from replay.targets.app.options import is_app
 
 EVERY_S = 5.0
 MAX_LINE = 2000
@@ -65,6 +67,11 @@ def _found(found: Found | Broken) -> str:
     return printable(f"{where}: {named(found.identity)}: {found.left or found.note}", MAX_LINE)
 
 
+def _replay(found: Found) -> str:
+    target = [f"--target {found.target}"] if found.target != "inference" else []
+    return " ".join(["pplx-replay run", shlex.quote(str(found.dump)), *target])
+
+
 def show(console: Console, outcome: Outcome) -> None:
     """The end, in words. Text of dumps is escaped."""
 
@@ -81,7 +88,7 @@ def show(console: Console, outcome: Outcome) -> None:
         if found.note:
             row("  note", found.note, "bold yellow")
         row("  change", f"{found.change}, example {found.number:,}")
-        row("  dump", str(found.dump))
+        row("  dump", str(found.dump) if is_app(found.target) else f"{found.dump}, replay it with: {_replay(found)}")
         if found.test is not None:
             row("  test", f"{found.test}, run it with: pytest {found.test}")
     if not outcome.found:

@@ -13,9 +13,11 @@ from dumps.text import printable
 from replay.cli.console import note, stderr
 from replay.minimise.minimise import OnStage
 from replay.minimise.outcome import Outcome
+from replay.minimise.words import counted
 from replay.signature import Identity
 
 EVERY_S = 5.0
+OF_A_RUN = ("requests", "tokens", "blocks", "quirks", "steps")
 
 
 @contextmanager
@@ -60,9 +62,13 @@ def show(console: Console, outcome: Outcome) -> None:
         row("left", f"already minimal: {outcome.summary}", "bold green")
     else:
         row("left", outcome.summary, "bold green")
-        row("from", _changes(outcome))
-    for words, count in outcome.removed.items():
-        row("taken out", f"{count} {words}")
+        fewer, gone = _changes(outcome)
+        if fewer:
+            row("from", fewer)
+        if gone:
+            row("taken out", gone)
+        if not (fewer or gone):
+            row("from", "as much: nothing could go")
     repeat = outcome.report["repeat"]
     row("replayed", f"reproduced {repeat['reproduced']} of {repeat['n']} in target {outcome.confirmed}")
     counts = outcome.counts
@@ -86,11 +92,15 @@ def named(identity: Identity) -> str:
     return " ".join(word for word in words if word)
 
 
-def _changes(outcome: Outcome) -> str:
-    before, after = outcome.before, outcome.after
-    parts = [
-        f"{before.get(name, 0):,} {name} to {after.get(name, 0):,}"
-        for name in before
-        if before[name] != after.get(name, 0) and name not in ("events", "last_event_step")
-    ]
-    return ", ".join(parts) or "nothing could go"
+def _changes(outcome: Outcome) -> tuple[str, str]:
+    """What there is less of, and what there is no more."""
+    fewer, gone = [], []
+    for name, before in outcome.before.items():
+        after = outcome.after.get(name, 0)
+        if before == after or name in ("events", "last_event_step"):
+            continue
+        if after or name in OF_A_RUN:
+            fewer.append(f"{counted(before, name)} to {after:,}")
+        else:
+            gone.append(counted(before, name))
+    return ", ".join(fewer), ", ".join(gone)

@@ -60,7 +60,9 @@ def sanity_check(paths: tuple[Path, ...], max_depth: int, strict_typing: bool, a
     else:
         for finding in found:
             stdout().print(printable(str(finding), 1000))
-        note(f"{len(found)} findings; {len(check.declared)} keys in {check.modules} modules that know the recorder")
+        counts = [(len(found), "finding"), (len(check.declared), "key"), (check.modules, "module")]
+        told, keys, modules = (f"{number} {name}{'s' * (number != 1)}" for number, name in counts)
+        note(f"{told}; {keys} in {modules} that know the recorder")
     return int(bool(found))
 
 

@@ -5,17 +5,21 @@ A failure is on disk before anything else is done with it: first as it was met, 
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from replay import strict_json
-from replay.errors import ReplayError
+from replay.errors import ReplayError, UsageError
 from replay.fuzz.violation import Violation
+from replay.minimise.pytest_file import path_of_test
 from replay.report import SCHEMA_VERSION, tool_version
 from replay.signature import Identity
 
@@ -53,7 +57,7 @@ class Found:
 
     @property
     def test(self) -> Path | None:
-        return self.path.with_suffix(".py") if self.shrunk else None
+        return path_of_test(self.path) if self.shrunk else None
 
     @property
     def document(self) -> Path:
@@ -104,6 +108,27 @@ class Folder:
     def __init__(self, path: Path) -> None:
         self.path = path
 
+    def check(self) -> None:
+        """Raises `UsageError` where nothing could be put: better now than when something is found."""
+        there = next(one for one in (self.path, *self.path.absolute().parents) if os.path.lexists(one))
+        if not there.is_dir():
+            raise UsageError(f"--out {self.path}: {there} is no folder", remedy="Choose another folder.")
+        if not os.access(there, os.W_OK | os.X_OK):
+            raise UsageError(f"--out {self.path}: nothing can be written into {there}", remedy="Choose another folder.")
+
+    @contextlib.contextmanager
+    def alone(self, give_up: Callable[[], bool]) -> Iterator[bool]:
+        """Keeps other searches that share the folder out while one of them shrinks a failure that both may have met.
+
+        Waits for those that are in it. Gives False where ``give_up`` said to wait no longer.
+        """
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            yield _locked(descriptor, give_up)
+        finally:
+            os.close(descriptor)
+
     def of(self, identity: Identity) -> Path:
         """Where the dump of a failure belongs."""
         return self.path / f"{identity.kind}-{_key(asdict(identity))}.pplx"
@@ -144,6 +169,18 @@ class Folder:
         path = self.path / f"broken-{violation.rule}-{_key(violation.identity)}.{suffix}"
         self.put(path, data)
         return path
+
+
+def _locked(descriptor: int, give_up: Callable[[], bool]) -> bool:
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if give_up():
+                return False
+            time.sleep(0.1)
+        else:
+            return True
 
 
 def _key(document: Any) -> str:

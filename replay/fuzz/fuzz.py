@@ -49,6 +49,7 @@ def fuzz(
     Raises `UsageError`, `DumpError` and what else there is no search without.
     """
     options.check()
+    Folder(options.out).check()
     states = starts.read(options.dumps)
     run = _Run(options, states, on_stage, on_found, clock)
     with contextlib.closing(_subject(options, states, engine_function)) as subject:
@@ -178,6 +179,18 @@ class _Run:
         self._on_found(broken)
 
     def _failed(self, identity: Identity, met: Met[Any]) -> None:
+        with self._folder.alone(self._no_time_to_wait) as alone:
+            others, interrupted = self._keep(identity, met, alone=alone)
+        self._meet_others(others, met)
+        if interrupted:
+            raise KeyboardInterrupt
+
+    def _no_time_to_wait(self) -> bool:
+        self._on_stage("waiting for another search in the folder", 0, None)
+        return self._stopped or self._time_left() < LEAST_SHRINK_S
+
+    def _keep(self, identity: Identity, met: Met[Any], *, alone: bool) -> tuple[Others, bool]:
+        """Returns what else was met on the way, and whether somebody interrupted it."""
         found = Found(
             identity=identity,
             path=self._folder.of(identity),
@@ -191,36 +204,34 @@ class _Run:
             found.before, found.shrunk = True, True
             found.left, found.needs = str(before["left"]), list(before["needs"])
             self._tell(found)
-            return
+            return {}, False
         found.before = before is not None
         try:
             data = self._subject.dump(met.example, identity)
         except ReplayError as error:
             self._broke(Violation(rule="replay", message=str(error)), met)
-            return
+            return {}, False
         self._folder.put(found.met, data)
         model = self._subject.model(met.example)
         self._on_stage("replaying what was found", 0, None)
         if (violation := self._shrinker.check(found, model, self._subject.settings(met.example))) is not None:
             self._broke(violation, met)
-            return
+            return {}, False
         self._folder.describe(found, seed=self._options.seed)
         others: Others = {}
         interrupted = False
         try:
-            others, interrupted = self._shrink(found, met, model)
+            others, interrupted = self._shrink(found, met, model, alone=alone)
         except KeyboardInterrupt:
             found.note, interrupted = "not shrunk: interrupted", True
         self._stopped = self._stopped or interrupted
         self._tell(found)
-        self._meet_others(others, met)
-        if interrupted:
-            raise KeyboardInterrupt
+        return others, interrupted
 
-    def _shrink(self, found: Found, met: Met[Any], model: Path | None) -> tuple[Others, bool]:
+    def _shrink(self, found: Found, met: Met[Any], model: Path | None, *, alone: bool) -> tuple[Others, bool]:
         """Returns what else was met on the way, and whether somebody interrupted it."""
         left = self._time_left()
-        if not found.settings and (self._stopped or left < LEAST_SHRINK_S):
+        if not found.settings and (self._stopped or not alone or left < LEAST_SHRINK_S):
             found.note = "not shrunk: the same command goes on with it"
             return {}, False
         violation, others, interrupted = self._shrinker.shrink(found, model, time_s=left)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,6 @@ from replay.minimise.options import NotReproduced, ResultNotReproduced
 from replay.minimise.options import Options as MinimiseOptions
 from replay.minimise.others import others_folder
 from replay.minimise.outcome import how_it_went
-from replay.minimise.work import work_folder
 from replay.signature import Identity
 from replay.targets.app.options import ANSWERS, is_app
 from replay.verdict import Verdict
@@ -82,9 +80,8 @@ class Shrinker:
             trial_s=self._seconds,
             load_s=self._load_s,
             force=True,
+            resume=False,
         )
-        # What a kill left of another time may be half a checkpoint.
-        shutil.rmtree(work_folder(found.path), ignore_errors=True)
         try:
             outcome = minimise(options, on_stage=self._on_stage)
         except (NotReproduced, ResultNotReproduced) as error:

@@ -14,15 +14,21 @@ from replay.errors import EngineNotInstalled, UsageError
 from replay.fuzz.neighbours import Start
 from replay.scenario.extract import scenario_of
 from replay.signature import Identity, Signature
+from replay.targets.job import program_target
 
 
 def read(paths: Sequence[Path]) -> dict[Path, pb.RuntimeState]:
     """The states of the dumps, by absolute path. Raises `DumpError`."""
     states = {}
     for path in paths:
-        with open_dump(path) as dump:
-            states[path.absolute()] = state = pb.RuntimeState()
-            state.CopyFrom(dump.state)
+        try:
+            with open_dump(path) as dump:
+                states[path.absolute()] = state = pb.RuntimeState()
+                state.CopyFrom(dump.state)
+        except DumpError as error:
+            if str(path) not in error.message:
+                error.message = f"{path}: {error.message}"
+            raise
     return states
 
 
@@ -43,12 +49,19 @@ def engine_starts(states: dict[Path, pb.RuntimeState]) -> list[Start]:
             scenario = scenario_of(state)
             near(state)
         except UsageError as error:
-            raise UsageError(f"{path}: {error}", remedy=error.remedy) from error
+            raise UsageError(f"{path}: {error}", remedy=_remedy(state) or error.remedy) from error
         except DumpError as error:
-            error.args = (f"{path}: {error}",)
+            error.message = f"{path}: {error.message}"
             raise
         starts.append(Start(path=path, state=state, scenario=scenario))
     return starts
+
+
+def _remedy(state: pb.RuntimeState) -> str:
+    """What to do with the dump of a program, which is searched as one."""
+    if (program := program_target(state)) is None:
+        return ""
+    return f"search it apart: pplx-replay fuzz DUMP --target {program}"
 
 
 def models(starts: Sequence[Start], named: Path | None) -> dict[Path, Path]:

@@ -25,13 +25,14 @@ from replay.minimise.replays import Replays
 from replay.minimise.search import Search
 from replay.minimise.trial import TRIAL_FUNCTION
 from replay.minimise.trials import Bench, Counts, Target, TimeIsUp, Trials
-from replay.minimise.words import in_words, settings_in, sizes
+from replay.minimise.words import counted, in_words, settings_in, sizes
 from replay.minimise.work import Work, work_folder
 from replay.scenario.extract import scenario_of
 from replay.scenario.scenario import Scenario
 from replay.signature import Signature
 from replay.targets.app.options import is_app
 from replay.targets.expected import own_signature
+from replay.targets.job import refuse_program
 from replay.verdict import Reason, Verdict
 
 OnStage = Callable[[str, str, int], None]
@@ -58,6 +59,8 @@ def minimise(
     signature = own_signature(content.state)
     if signature is None:
         raise UsageError(f"{options.dump} records no failure, so there is nothing to keep")
+    if not is_app(options.target):
+        refuse_program(content.state, options.target, command="minimise")
     sha256 = hashlib.sha256(options.dump.read_bytes()).hexdigest()
     folder = work_folder(options.out)
     header = options.header(sha256, asdict(signature.identity))
@@ -380,7 +383,7 @@ def _counts(content: Content, scenario: Scenario | None) -> dict[str, int]:
 def _pieces(content: Content) -> str:
     state = content.state
     requests, steps = len(state.requests), len(state.steps)
-    parts = [f"{requests} requests, {steps} steps"] if requests else []
-    parts += [f"{len(getattr(state, name))} {words}" for name, words in LISTS.items() if getattr(state, name)]
+    parts = [counted(requests, "requests"), counted(steps, "steps")] if requests else []
+    parts += [counted(len(getattr(state, name)), words) for name, words in LISTS.items() if getattr(state, name)]
     parts += [f"section {section.kind}" for section in content.sections]
     return ", ".join(parts) or "nothing but the program"

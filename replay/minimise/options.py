@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,6 +69,11 @@ class Options:
             raise UsageError("--app-path and --answers are for --target app=MODULE:CALLABLE", remedy="leave them out")
         if self.target == "schedule" and (self.model is not None or self.device != "auto"):
             raise UsageError("--model and --device change nothing in --target schedule", remedy="leave them out")
+        if self.out.name in ("", "..") or self.out.suffix in ("", ".py"):
+            raise UsageError(
+                f"-o {self.out}: wants a file name such as small.pplx; test_small.py is written beside it",
+                remedy="Choose another -o.",
+            )
         if not self.out.parent.is_dir():
             raise UsageError(f"{self.out.parent} is no folder", remedy="Make it, or choose another -o.")
 
@@ -89,8 +95,11 @@ class Options:
 def check_places(options: Options, *, ours: str = "") -> None:
     """Raises `UsageError` where the result cannot be put. ``ours`` is the sha256 of an output that may be replaced."""
     out, test = options.out, path_of_test(options.out)
-    if test == out or out.suffix == "":
-        raise UsageError(f"-o {out}: wants a file name such as small.pplx, since small.py is written beside it")
+    for path in (out, test):
+        if path.is_dir():
+            raise UsageError(f"{path} is a folder, and a file is written there", remedy="Choose another -o.")
+    if not os.access(out.parent, os.W_OK | os.X_OK):
+        raise UsageError(f"nothing can be written into {out.absolute().parent}", remedy="Choose another -o.")
     if out.exists() and out.samefile(options.dump):
         raise UsageError("-o names the dump itself", remedy="Choose another name.")
     if options.force:

@@ -32,7 +32,8 @@ def test_the_failure_comes_back():
 
 
 def path_of_test(out: Path) -> Path:
-    return out.with_suffix(".py")
+    """Beside the dump, with a name that pytest collects and that is hardly one of the program's own modules."""
+    return out.with_name(f"{'' if out.stem.startswith('test_') else 'test_'}{out.stem}.py")
 
 
 def is_ours(path: Path) -> bool:

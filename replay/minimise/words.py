@@ -22,7 +22,7 @@ def sizes(scenario: Scenario) -> dict[str, int]:
 def in_words(scenario: Scenario) -> str:
     """As in "2 requests, 33 tokens, 3 blocks"."""
     counts = sizes(scenario)
-    return ", ".join(_counted(counts[f"{name}s"], name) for name in ("request", "token", "block"))
+    return ", ".join(counted(counts[name], name) for name in ("requests", "tokens", "blocks"))
 
 
 def needs_in_words(needs: list[str]) -> str:
@@ -58,5 +58,7 @@ def settings_in(scenario: Scenario) -> list[str]:
     return found
 
 
-def _counted(number: int, name: str) -> str:
-    return f"{number:,} {name}{'s' * (number != 1)}"
+def counted(number: int, things: str) -> str:
+    """As in "1 draw of entropy", from the plural "draws of entropy"."""
+    head, of, tail = things.partition(" of ")
+    return f"{number:,} {head.removesuffix('s') if number == 1 else head}{of}{tail}"

@@ -21,7 +21,9 @@ from replay.minimise.order import cost
 from replay.scenario.scenario import Scenario
 
 HEADER, TRIALS, BEST, WRITTEN = "of.json", "trials.jsonl", "best.json", "written.json"
+_DUMPS = frozenset({"trial.pplx", "recorded.pplx", "result.pplx", "failed.pplx"})
 _NAMES = frozenset({HEADER, TRIALS, BEST, WRITTEN})
+_OURS = _NAMES | _DUMPS | {f"{name}.part" for name in _NAMES | _DUMPS}
 
 
 def work_folder(out: Path) -> Path:
@@ -46,16 +48,17 @@ class Work:
         if resume and not same:
             why = "is of another dump or other options" if before is not None else "does not exist"
             raise UsageError(f"nothing to go on with: {folder} {why}", remedy="Leave out --resume to begin afresh.")
-        if before is None and folder.exists() and any(folder.iterdir()):
+        # A kill may have left any part of a checkpoint, and nothing else.
+        if (os.path.lexists(folder) and not folder.is_dir()) or not _OURS.issuperset(_names(folder)):
             raise UsageError(
                 f"{folder} exists and is no checkpoint of ours", remedy="Move it away, or choose another -o."
             )
-        folder.mkdir(mode=0o700, exist_ok=True)
-        if not same:
-            for name in _NAMES:
+        self._file = self._lock()
+        if not same:  # only now: before, another process may have been at work in it
+            self._file.truncate(0)
+            for name in _OURS - {TRIALS}:
                 (folder / name).unlink(missing_ok=True)
             _write(folder / HEADER, self._header)
-        self._file = self._lock()
         self.trials = dict(_lines(folder / TRIALS))
         self.resumed = bool(self.trials)
         self._scenario: Scenario | None = None
@@ -64,14 +67,21 @@ class Work:
                 self._scenario = Scenario.from_json(kept)
 
     def _lock(self) -> IO[str]:
-        descriptor = os.open(self.folder / TRIALS, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        file = os.fdopen(descriptor, "a", encoding="ascii")
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        while True:
+            self.folder.mkdir(mode=0o700, exist_ok=True)
+            try:
+                descriptor = os.open(self.folder / TRIALS, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            except FileNotFoundError:  # the process that had it has just taken it away
+                continue
+            file = os.fdopen(descriptor, "a", encoding="ascii")
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                file.close()
+                raise UsageError(f"another process works in {self.folder}", remedy="Wait for it, or end it.") from None
+            if _is_at(self.folder / TRIALS, descriptor):
+                return file
             file.close()
-            raise UsageError(f"another process works in {self.folder}", remedy="Wait for it, or end it.") from None
-        return file
 
     @property
     def best(self) -> Scenario | None:
@@ -104,9 +114,23 @@ class Work:
         self._file.close()
 
     def remove(self) -> None:
-        """Close it, and take it away: the search is over."""
-        self.close()
+        """Take it away and close it: the search is over. In this order, or the next process may have it by then."""
         shutil.rmtree(self.folder, ignore_errors=True)
+        self.close()
+
+
+def _names(folder: Path) -> set[str]:
+    try:
+        return set(os.listdir(folder))
+    except FileNotFoundError:
+        return set()
+
+
+def _is_at(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
 
 
 def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -146,7 +146,7 @@ def _describe(
     for name in ("threads", "exceptions"):
         grade(state, name, pb.ABSENT, f"a played scenario has none; see {origin}")
     if player is None:
-        grade(state, "requests[].output_token_ids", pb.INFERRED, f"as in {origin}: no model drew them again")
+        grade(state, "requests[].output_token_ids", pb.SYNTHESISED, f"as in {origin}: no model drew them here")
 
 
 def _describe_engine(state: pb.RuntimeState, scenario: Scenario, like: pb.RuntimeState) -> None:

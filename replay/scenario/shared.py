@@ -39,6 +39,7 @@ class _Follow:
         self._tables: dict[Request, list[int]] = {}
         self._blocks: dict[int, list[int]] = {}  # ids that a block's slots were written for
         self._uses: dict[int, set[Request]] = defaultdict(set)
+        self._means: dict[int, int] = {}  # what a stand-in turned out to be: somebody's known id stands there
         for request in rebuilt.start.running if rebuilt.start is not None else ():
             self._tables[request] = list(request.blocks)
             self._write(request, 0, request.num_computed)
@@ -63,10 +64,14 @@ class _Follow:
         for request, ids in self._ids.items():
             if self._rebuilt.outputs[request.id].tokens is not None:
                 continue
-            told = [one if one >= 0 or len(self._uses[one]) > 1 else UNKNOWN_TOKEN for one in ids]
+            told = [self._told(one) for one in ids]
             if any(one != UNKNOWN_TOKEN for one in told):
                 found[request.id] = told
         return found
+
+    def _told(self, one: int) -> int:
+        one = self._means.get(one, one)
+        return one if one >= 0 or len(self._uses[one]) > 1 else UNKNOWN_TOKEN
 
     def _hit(self, hit: PrefixHit) -> None:
         blocks = list(hit.blocks)
@@ -80,8 +85,11 @@ class _Follow:
                 content.append(next(self._fresh))
             for position, one in enumerate(content, start=place * self._size):
                 if position == len(ids):
-                    ids.append(one)
-                    self._uses[one].add(hit.request)
+                    own = self._recorded(hit.request, position)
+                    if one < 0 <= own:
+                        self._means.setdefault(one, own)
+                    ids.append(one if own < 0 else own)
+                    self._uses[ids[-1]].add(hit.request)
 
     def _promise(self, request: Request, first: int, stop: int) -> None:
         """Blocks that are known from their allocation on stand for tokens that may never be written."""
@@ -100,11 +108,16 @@ class _Follow:
 
     def _known(self, request: Request, stop: int) -> list[int]:
         """Ids of the request's first ``stop`` tokens, made up where they are not on record."""
-        ids, output = self._ids[request], self._rebuilt.outputs[request.id]
-        if len(ids) < stop:
-            whole = (*request.tokens[: request.num_prompt], *output.tokens) if output.tokens is not None else ()
-            for position in range(len(ids), stop):
-                one = whole[position] if position < len(whole) else next(self._fresh)
-                ids.append(one)
-                self._uses[one].add(request)
+        ids = self._ids[request]
+        for position in range(len(ids), stop):
+            one = self._recorded(request, position)
+            ids.append(one if one >= 0 else next(self._fresh))
+            self._uses[ids[-1]].add(request)
         return ids
+
+    def _recorded(self, request: Request, position: int) -> int:
+        """The id on record, `UNKNOWN_TOKEN` where none is. A prompt may be known and its answer not."""
+        if position < request.num_prompt:
+            return request.tokens[position]
+        answer, place = self._rebuilt.outputs[request.id].tokens, position - request.num_prompt
+        return answer[place] if answer is not None and place < len(answer) else UNKNOWN_TOKEN

@@ -18,6 +18,7 @@ from replay.errors import (
     DeviceUnavailable,
     EngineNotInstalled,
     ModelUnavailable,
+    ProgramDump,
     UnsupportedModel,
     UsageError,
 )
@@ -150,7 +151,7 @@ def run_job(job: Mapping[str, Any], emit: Emit, host: Host = ALONE) -> dict[str,
     began = host.clock()
     emit({"event": "progress", "stage": "open", "done": 0, "total": None})
     with open_dump(Path(job["dump"]), salvage=options.salvage) as dump:
-        _refuse_program(dump.state, options.target)
+        refuse_program(dump.state, options.target)
         expected = expected_signature(dump.state, options.signature)
         job_run = _Job(dump, options, expected, emit, host)
         try:
@@ -182,14 +183,27 @@ def run_job(job: Mapping[str, Any], emit: Emit, host: Host = ALONE) -> dict[str,
         )
 
 
-def _refuse_program(state: pb.RuntimeState, target: str) -> None:
-    """Raises `UsageError` for the dump of a program, which has no engine to replay."""
-    if state.HasField("program") and not state.steps and not state.requests:
-        entry = printable(state.program.entry, 100) or "MODULE:CALLABLE"
-        raise UsageError(
+def program_target(state: pb.RuntimeState) -> str | None:
+    """The --target of a dump that is a program's, and so has no engine to replay. None for an engine's."""
+    if not state.HasField("program") or state.steps or state.requests:
+        return None
+    return f"app={printable(state.program.entry, 100) or 'MODULE:CALLABLE'}"
+
+
+def refuse_program(state: pb.RuntimeState, target: str, *, command: str = "run") -> None:
+    """Raises `ProgramDump`, since such a dump has no engine to replay."""
+    if (program := program_target(state)) is not None:
+        raise ProgramDump(
             f"the dump is that of a program, and --target {target} replays an engine",
-            remedy=f"run your program in its recorded world: pplx-replay run DUMP --target app={entry}",
+            remedy=f"run your program in its recorded world: pplx-replay {command} DUMP --target {program}",
         )
+
+
+def _stand_ins(state: pb.RuntimeState, rebuilt: Rebuilt) -> bool:
+    """Whether the recorded answers only stand for those of a model, as in what minimise and fuzz make without one."""
+    if not any(output.tokens for output in rebuilt.outputs.values()):
+        return False
+    return any(one.path == "requests[].output_token_ids" and one.grade == pb.SYNTHESISED for one in state.ledger)
 
 
 class _Job:
@@ -292,6 +306,14 @@ class _Job:
                 remedy="record with --record tokens to replay inference; --target schedule works with lengths",
             )
             return self.empty(Reason.TOKENS_ABSENT, problem)
+        if not self._modified and _stand_ins(self._dump.state, rebuilt):
+            problem = finding(
+                Reason.TOKENS_ABSENT.value,
+                "no model drew the answers in this dump: it is of a run on scheduler and block pool alone, and a model "
+                "would draw others",
+                remedy="--target schedule replays it",
+            )
+            return self.empty(Reason.TOKENS_ABSENT, problem)
         try:
             # Torch is imported here, and only for this target: the base install has none.
             from replay.targets.inference import WINDOW_STEPS, InferenceOptions, InferenceReplay
@@ -365,6 +387,7 @@ class _Job:
             findings=[problem],
             num_blocks=rebuilt.config.num_blocks,
             bytes_per_block=rebuilt.bytes_per_block,
+            quirks=rebuilt.quirks,
         )
 
     def findings(self) -> list[dict[str, Any]]:

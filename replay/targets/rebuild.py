@@ -177,7 +177,8 @@ def _samples(state: pb.RuntimeState) -> _Samples:
 def _request(
     state: pb.RuntimeState, index: int, recorded: pb.Request, samples: _Samples, overrides: Overrides
 ) -> tuple[Request, RecordedOutput]:
-    known = recorded.HasField("prompt_token_ids") and recorded.HasField("output_token_ids")
+    has_prompt = recorded.HasField("prompt_token_ids")
+    known = has_prompt and recorded.HasField("output_token_ids")
     steps, num_output, num_prompt = samples.steps.get(index, []), recorded.num_output_tokens, recorded.num_prompt_tokens
     if num_prompt == 0:  # its slot was overwritten after it had finished: lengths follow from the steps
         at_start = {running.request: running.num_output_tokens for running in state.scheduler.start.running}
@@ -185,7 +186,9 @@ def _request(
         end = samples.first_end.get(index, samples.furthest.get(index, 0) + 1)
         num_prompt, num_output = end - before, before + len(steps)
     before = max(0, num_output - len(steps))
-    prompt = from_le32(recorded.prompt_token_ids) if known else [UNKNOWN_TOKEN] * num_prompt
+    prompt = from_le32(recorded.prompt_token_ids) if has_prompt else []
+    if not known and len(prompt) != num_prompt:
+        prompt = [UNKNOWN_TOKEN] * num_prompt
     output = from_le32(recorded.output_token_ids) if known else None
     first = output[:before] if output is not None else [UNKNOWN_TOKEN] * before
     # The steps that are kept have their digests; a whole answer's stand with the request.

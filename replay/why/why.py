@@ -12,6 +12,7 @@ from replay.isolate.result import Result
 from replay.isolate.supervisor import OnEvent
 from replay.targets.app.options import AppOptions, app_options, check_tools, is_app
 from replay.targets.expected import own_signature
+from replay.targets.job import refuse_program
 from replay.verdict import Reason, Verdict
 from replay.why.change import LIVE_SETTINGS, SCHEDULE, Change, Left, model_key, named
 from replay.why.effect import Baseline, Effect, Trial, attributed, trial_of
@@ -107,6 +108,8 @@ class _Why:
             )
         if is_app(options.target):
             check_tools(self._app_options(), dump.state)
+        else:
+            refuse_program(dump.state, options.target, command="why")
 
     def _app_options(self) -> AppOptions:
         options = self._options

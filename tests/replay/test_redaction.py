@@ -18,11 +18,19 @@ from replay.targets.expected import own_signature
 from tests.fixture_folders import FIXTURES, names
 
 # Without --prompt one replay in a target of each kind is enough: those of inference are slow.
-CASES = [("kv-overflow", False), ("nan-block", False), *((name, True) for name in names())]
+PROGRAMS = ("tool-hang", "tool-parse", "tool-truncated", "utf8-split")
+CASES = [("kv-overflow", False), ("nan-block", False), *((name, True) for name in names() if name not in PROGRAMS)]
 
 
 def entries(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize("prompt", [False, True])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_failure_of_a_program_is_not_checked_without_the_program(tmp_path: Path, name: str, prompt: bool):
+    check = redact_file(FIXTURES / name / "dump.pplx", tmp_path / "out.pplx", prompt=prompt).check
+    assert (check.kept, check.exit_code, check.note) == (None, 0, redaction.PROGRAM)
 
 
 @pytest.mark.parametrize(("name", "prompt"), CASES)
@@ -113,6 +121,11 @@ def test_a_dump_is_never_written_over_itself(tmp_path: Path, force: bool):
         with pytest.raises(DumpError, match="to be redacted"):
             redact_file(path, target, check=False, force=force)
     assert path.read_bytes() == before
+
+
+def test_a_folder_is_no_place_for_a_dump(tmp_path: Path):
+    with pytest.raises(DumpError, match="is a folder"):
+        redact_file(FIXTURES / "kv-overflow" / "dump.pplx", tmp_path, check=False, force=True)
 
 
 def test_a_file_that_is_there_stays_without_force(tmp_path: Path):

@@ -22,6 +22,19 @@ def make_exchange(*pieces: bytes, **fields: object) -> pb.RuntimeState:
     return state
 
 
+def test_what_a_system_call_gave_stays_unless_it_is_text_of_somebody():
+    """A replay needs the numbers of a stat; its own words for a result are few."""
+    state = make_exchange()
+    status = "st_mode=33188 st_ino=7 st_size=812 st_mtime_ns=1700000000000000000"
+    given = ["0", "-1", "0x7f", "?", "None", status, "Dear Ann, st_size=3", f"st_size={SECRET.decode()}"]
+    for one in given:
+        state.syscalls.add(name="stat", args=["notes.txt"], ret=one)
+    redacted = redact(state)
+    assert [one.ret for one in redacted.state.syscalls] == [*given[:6], "REMOVED", "REMOVED"]
+    strict = redact(state, prompt=True).state
+    assert [one.ret for one in strict.syscalls] == [*given[:3], "REMOVED", "None", "REMOVED", "REMOVED", "REMOVED"]
+
+
 def test_a_secret_that_chunks_cut_is_masked_at_its_length():
     body = b'{"token": "' + SECRET + b'", "rest": 1}'
     wire = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body) + body

@@ -136,6 +136,23 @@ def test_exit_codes(crashes, names, arguments, code):
     assert "Traceback" not in done.stdout + done.stderr
 
 
+def test_dumps_of_programs_in_a_folder_are_left_out(crashes, tmp_path):
+    program = FIXTURES / "tool-parse" / "dump.pplx"
+    (crashes / "nan.pplx").unlink()
+    (crashes / "agent.pplx").write_bytes(program.read_bytes())
+    done = run(crashes, *SCHEDULE)
+    assert done.returncode == 0, done.stderr
+    assert "left out (of a program)" in done.stdout
+    assert "1 left out: they are of programs" in done.stderr
+    assert "with an error" not in done.stderr
+    document = json.loads(run(crashes, *SCHEDULE, "--json").stdout)
+    assert (document["exit_code"], [one["outcome"] for one in document["groups"]]) == (0, ["reproduced", "left-out"])
+    assert run(crashes / "agent.pplx", crashes / "a.pplx", *SCHEDULE, "--out", tmp_path / "r").returncode == 2  # named
+    for name in ("a.pplx", "b.pplx"):
+        (crashes / name).unlink()
+    assert run(crashes, *SCHEDULE).returncode == 2  # nothing was replayed
+
+
 def test_reports_of_ours_are_replaced_and_nothing_else_is(crashes):
     assert run(crashes / "a.pplx", *SCHEDULE).returncode == 0
     report = crashes / "reports" / "a.json"

@@ -114,7 +114,7 @@ def test_after_a_kill_what_was_found_is_there_and_ctrl_c_tells_of_it(tmp_path):
         time.sleep(0.01)
     cut = Running(tmp_path, "--seed", "2", "--examples", "100000")
     try:
-        cut.until("exception-*.py")
+        cut.until("test_exception-*.py")
         while list(cut.found.glob("*.met.pplx")):  # it goes when the report is written
             time.sleep(0.01)
         cut.process.send_signal(signal.SIGINT)

@@ -9,13 +9,16 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from click.testing import CliRunner, Result
 
 from replay.cli.minimise import minimise
+from replay.cli.minimise_view import _changes
 from replay.minimise import minimise as module
+from replay.minimise.outcome import Outcome
 from tests.processes import is_gone
 from tests.replay.minimise.runs import Here, dump_of, leak
 
@@ -40,6 +43,16 @@ def call(*arguments: object) -> Result:
     return CliRunner().invoke(minimise, [*words, "--target", "schedule", "--repeat", "1"])
 
 
+def test_what_is_gone_is_said_once_and_one_is_one():
+    before = {"exchanges": 3, "exceptions": 1, "draws of entropy": 1, "sections": 2, "stacks": 4, "logs": 2}
+    after = {"exchanges": 1, "logs": 2}
+    outcome = SimpleNamespace(before=before, after=after)
+    assert _changes(cast(Outcome, outcome)) == (
+        "3 exchanges to 1",
+        "1 exception, 1 draw of entropy, 2 sections, 4 stacks",
+    )
+
+
 def test_it_says_in_words_what_is_left_and_where_it_is(dump, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "Trials", Here)
     done = call(dump, "-o", tmp_path / "small.pplx")
@@ -47,7 +60,7 @@ def test_it_says_in_words_what_is_left_and_where_it_is(dump, tmp_path, monkeypat
     assert "2 requests, 7 tokens, 3 blocks; needs prefix cache" in done.stdout
     assert "5 requests to 2" in done.stdout
     assert "reproduced 1 of 1 in target schedule" in done.stdout
-    assert f"pytest {tmp_path / 'small.py'}" in done.stdout
+    assert f"pytest {tmp_path / 'test_small.py'}" in done.stdout
     assert "replaying the dump as recorded" in done.stderr
     assert "requests: 5 requests" in done.stderr
     again = call(tmp_path / "small.pplx", "-o", tmp_path / "again.pplx", "--json")

@@ -12,6 +12,7 @@ from dumps.errors import DumpError
 from replay.engine.quirks import parse_quirk
 from replay.errors import UsageError
 from replay.fuzz import engine_job, load_job, shrink
+from replay.fuzz.found import Folder
 from replay.fuzz.fuzz import fuzz
 from replay.scenario.extract import scenario_of
 from replay.scenario.stage import Stage
@@ -29,13 +30,15 @@ def test_what_is_found_is_a_dump_with_its_report_and_a_test(tmp_path, here):
     [found] = outcome.found
     assert told == [found]
     assert sorted(path.name for path in found.dump.parent.iterdir()) == [
-        f"{found.path.stem}.{suffix}" for suffix in ("json", "pplx", "py")
+        f"{found.path.stem}.json",
+        f"{found.path.stem}.pplx",
+        f"test_{found.path.stem}.py",
     ]
     document = json.loads(found.document.read_text())
     assert document["identity"]["exception_type"] == "builtins.KeyError"
     assert (document["replay"]["verdict"], document["shrunk"]) == ("reproduced", True)
     assert document["started_from"] == str(KV_OVERFLOW)
-    assert str(found.path.name) in found.path.with_suffix(".py").read_text()
+    assert str(found.path.name) in found.path.with_name(f"test_{found.path.stem}.py").read_text()
     json.dumps(outcome.to_json(), allow_nan=False)
 
 
@@ -63,6 +66,33 @@ def test_the_same_seed_searches_the_same(tmp_path, here):
         (each.identity, each.number, each.change) for each in two.found
     ]
     assert [each.dump.read_bytes() for each in one.found] == [each.dump.read_bytes() for each in two.found]
+
+
+def test_what_another_search_in_the_folder_shrinks_is_left_to_it(tmp_path, here):
+    with Folder(tmp_path / "found").alone(lambda: True) as alone:
+        assert alone
+        cut = fuzz(options(tmp_path, KV_OVERFLOW, quirks=ABORTS, time_s=100.0), clock=Clock())
+        [found] = cut.found
+        assert (found.shrunk, found.note) == (False, "not shrunk: the same command goes on with it")
+    [whole] = searched(tmp_path, KV_OVERFLOW, quirks=ABORTS, examples=1).found
+    assert (whole.before, whole.shrunk) == (True, True)
+
+
+def test_where_nothing_can_be_kept_is_said_before_the_search(tmp_path):
+    (tmp_path / "found").write_text("precious")
+    with pytest.raises(UsageError, match="found is no folder"):
+        fuzz(options(tmp_path, KV_OVERFLOW))
+    assert (tmp_path / "found").read_text() == "precious"
+
+
+def test_of_several_dumps_the_bad_one_is_named(tmp_path):
+    (tmp_path / "empty.pplx").write_bytes(b"")
+    with pytest.raises(DumpError, match=r"empty\.pplx: the file is empty"):
+        fuzz(options(tmp_path, KV_OVERFLOW, tmp_path / "empty.pplx"))
+    program = FIXTURES / "tool-hang" / "dump.pplx"
+    with pytest.raises(UsageError, match=r"tool-hang/dump\.pplx: the dump is that of a program") as caught:
+        fuzz(options(tmp_path, KV_OVERFLOW, program))
+    assert "--target app=agent:answer" in caught.value.remedy
 
 
 class Clock:

@@ -22,6 +22,7 @@ from replay.scenario.extract import scenario_of
 from replay.targets.expected import own_signature
 from tests.fixture_folders import FIXTURES
 from tests.incidents import incident
+from tests.job_replays import replayed
 from tests.replay.minimise.runs import Here, dump_of, leak
 from tests.served.recording_session import HERE, record_all
 from tests.small_programs import SmallPrograms, says, state_of
@@ -59,8 +60,11 @@ def test_a_pool_that_overflowed_without_weights(tmp_path):
     assert (outcome.complete, outcome.already_minimal, outcome.confirmed) == (True, False, "schedule")
     assert outcome.report["repeat"] == {"n": 2, "reproduced": 2}
     assert identity_in(out) == identity_in(OVERFLOW)
+    report = replayed(out, None, target="inference")  # its answers are not the model's, and part from them in vain
+    assert (report["verdict"], report["reason_code"]) == ("inconclusive", "tokens-absent")
+    assert "--target schedule" in report["findings"][-1]["remedy"]
     assert outcome.before["requests"] == 6
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["small.pplx", "small.pplx.others", "small.py"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["small.pplx", "small.pplx.others", "test_small.py"]
     done = subprocess.run(
         [
             sys.executable,
@@ -73,7 +77,7 @@ def test_a_pool_that_overflowed_without_weights(tmp_path):
             "no:cacheprovider",
             "-W",
             "ignore",
-            str(out.with_suffix(".py")),
+            str(tmp_path / "test_small.py"),
         ],
         capture_output=True,
         text=True,
@@ -102,7 +106,7 @@ def test_what_shows_on_the_model_alone_is_searched_there(tmp_path):
     assert outcome.after["tokens"] <= 4
     assert "quirk kv-bit-flip" in outcome.needs
     assert identity_in(out) == identity_in(NAN)
-    assert '"--model"' in out.with_suffix(".py").read_text()
+    assert '"--model"' in (tmp_path / "test_small.py").read_text()
 
 
 @pytest.mark.long
@@ -142,7 +146,7 @@ def test_a_program_loses_what_its_failure_does_not_need(tmp_path):
     outcome = minimise(options(tmp_path / "dump.pplx", tmp_path / "small.pplx", **target))
     assert outcome.removed["log records"] == 4
     assert "exchanges" not in outcome.removed
-    assert "1 exchanges" in outcome.left
+    assert "1 exchange" in outcome.left
     assert outcome.confirmed == f"app={name}:main"
     assert '"--app-path", str(HERE / ".")' in outcome.test.read_text()
 
@@ -229,9 +233,14 @@ def _without_quirks(content: Any, write: Any, path: Path) -> None:
     [
         ("leak.pplx", {}, "names the dump itself"),
         ("there.pplx", {}, "there.pplx exists"),
-        ("mine.pplx", {}, "mine.py exists"),
+        ("mine.pplx", {}, "test_mine.py exists"),
         ("nowhere/small.pplx", {}, "is no folder"),
         ("small", {}, "wants a file name"),
+        ("small.py", {}, "wants a file name"),
+        (".", {}, "wants a file name"),
+        ("..", {}, "wants a file name"),
+        ("folder.pplx", {"force": True}, "folder.pplx is a folder"),
+        ("below.pplx", {"force": True}, "test_below.py is a folder"),
         ("small.pplx", {"target": "rocket"}, "target: wants"),
         ("small.pplx", {"model": Path("m")}, "change nothing in --target schedule"),
         ("small.pplx", {"app_path": ("src",)}, "are for --target app="),
@@ -241,10 +250,19 @@ def _without_quirks(content: Any, write: Any, path: Path) -> None:
 def test_what_cannot_be_is_said_before_anything_is_tried(tmp_path, name, changes, said):
     made = dump_of(leak(), tmp_path / "leak.pplx")
     (tmp_path / "there.pplx").write_text("precious")
-    (tmp_path / "mine.py").write_text("precious")
+    (tmp_path / "folder.pplx").mkdir()
+    (tmp_path / "test_below.py").mkdir()
+    (tmp_path / "test_mine.py").write_text("precious")
     with pytest.raises(UsageError, match=said):
         minimise(options(made, tmp_path / name, **changes))
-    assert (tmp_path / "there.pplx").read_text() == (tmp_path / "mine.py").read_text() == "precious"
+    assert (tmp_path / "there.pplx").read_text() == (tmp_path / "test_mine.py").read_text() == "precious"
+
+
+def test_the_dump_of_a_program_is_told_how_to_be_minimised(tmp_path):
+    with pytest.raises(UsageError, match="that of a program") as caught:
+        minimise(options(FIXTURES / "tool-hang" / "dump.pplx", tmp_path / "small.pplx", target="auto"))
+    assert "pplx-replay minimise DUMP --target app=agent:answer" in caught.value.remedy
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_document_is_json(tmp_path, here):

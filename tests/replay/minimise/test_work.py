@@ -72,6 +72,26 @@ def test_one_process_has_it_at_a_time(tmp_path):
     Work(tmp_path / "work", OF).close()
 
 
+@pytest.mark.parametrize("options", [{}, {"resume": False}])
+def test_another_search_takes_nothing_from_the_one_that_is_at_work(tmp_path, options):
+    with opened(tmp_path / "work") as work:
+        work.tried("a", {"shows": True})
+        with pytest.raises(UsageError, match="another process works in"):
+            Work(tmp_path / "work", {**OF, "dump": "other"}, **options)
+        work.improve(leak())
+    with opened(tmp_path / "work") as again:
+        assert (list(again.trials), again.best) == (["a"], leak())
+
+
+@pytest.mark.parametrize("left", ["of.json.part", "trials.jsonl", "best.json", "trial.pplx", "result.pplx.part"])
+def test_whatever_a_kill_left_is_ours(tmp_path, left):
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / left).write_text("{")
+    with opened(tmp_path / "work") as work:
+        assert (work.trials, work.best) == ({}, None)
+        assert sorted(path.name for path in (tmp_path / "work").iterdir()) == ["of.json", "trials.jsonl"]
+
+
 def test_the_best_is_the_smallest(tmp_path):
     small = without(leak(), {"r0"})
     with opened(tmp_path / "work") as work:

@@ -106,6 +106,31 @@ def test_equal_prefixes_are_found_again_without_token_ids(tiny, player, tmp_path
     assert hits["tokens"] == hits["shape"] != []
 
 
+def test_prompts_on_record_stay_where_their_answers_are_lost(tiny, player, tmp_path):
+    """A later prompt goes on where the first request had answered, and so tells what that answer was."""
+    people = [visit(9, limit=40), visit(8, limit=40, arrives=4), visit(14, 5, limit=40, arrives=5)]
+    options = {"prefix_cache": True, "on_kv_exhausted": OnExhausted.RAISE, **SMALL, "kv_blocks": 18}
+    first = scenario_of(state_of(serve(tiny, tmp_path / "first", people, **options).dumps[0])).visits[0]
+    people.append(Visit(prompt=first.prompt + first.output[:8], sampling=people[0].sampling, arrives=11))
+    state = state_of(serve(tiny, tmp_path / "whole", people, **options).dumps[0])
+    seen = scenario_of(state)
+    for request in state.requests:
+        request.ClearField("output_token_ids")
+    for step in state.steps:
+        for chunk in step.scheduled:
+            chunk.ClearField("sampled_token")
+    scenario = scenario_of(state)
+    assert [one.prompt for one in scenario.visits] == [one.prompt for one in seen.visits]
+    hit = max(hit.num_tokens for step in state.steps for hit in step.prefix_hits)
+    known = hit - len(first.prompt)
+    assert known > 0
+    assert scenario.visits[0].output[:known] == first.output[:known]
+    own = Signature.recorded(state.failures[-1], state)
+    again = record(scenario, tmp_path / "again.pplx", state, wanted=own.identity)
+    assert again.played.signature == own
+    assert [one.HasField("prompt_token_ids") for one in again.state.requests] == [True] * len(people)
+
+
 def test_a_record_that_begins_in_the_middle_has_the_running_requests_at_step_0(tiny, player, tmp_path):
     long: dict[str, Any] = {
         "block_size": 4,

@@ -35,9 +35,7 @@ class Server:
 
 
 @contextlib.contextmanager
-def started(
-    arguments: list[str], dumps: Path, token: str | None = None, cwd: Path | None = None
-) -> Iterator[Server]:
+def started(arguments: list[str], dumps: Path, token: str | None = None, cwd: Path | None = None) -> Iterator[Server]:
     """A server process; ended with SIGTERM, which it must obey with exit code 0."""
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     if token is not None:

@@ -204,6 +204,12 @@ def test_a_program_that_waits_for_two_tools_does_well_once_both_have_answered(pr
     assert outcome.no_numbers == "a program's numbers are its model's affair"
 
 
+def test_a_program_is_asked_as_a_program(tmp_path):
+    with pytest.raises(UsageError, match="that of a program") as caught:
+        asked(FIXTURES / "tool-hang" / "dump.pplx", target="schedule")
+    assert "pplx-replay why DUMP --target app=agent:answer" in caught.value.remedy
+
+
 def test_an_answer_to_a_call_that_the_program_did_not_make_is_refused(program):
     dump, target = program
     with pytest.raises(UsageError, match="no such tool call") as raised:

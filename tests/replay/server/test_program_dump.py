@@ -31,7 +31,7 @@ async def test_the_answer_names_the_command_that_replays_it(
     headers = upload_headers(server, **options)
     async with client.post(f"{server.url}/debug/replay", headers=headers, data=program_dump) as answer:
         status, body = answer.status, await answer.json()
-    assert (status, body["error"]["class"]) == (400, "UsageError")
+    assert (status, body["error"]["class"]) == (400, "ProgramDump")
     assert body["error"]["message"].startswith("the dump is that of a program")
     assert body["error"]["remedy"].endswith("--target app=agent:answer")
 

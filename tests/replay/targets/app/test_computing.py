@@ -166,13 +166,13 @@ def asks_otherwise(url):
     plan(url)
 
 def polls(url):
-    end = time.time() + 0.3
+    end = time.time() + 1
     while True:
         if get(url) == "yes":
             return
         if time.time() > end:
             raise TimeoutError("it did not come up")
-        time.sleep(0.5)
+        time.sleep(1.5)
 
 def polls_once(url):
     return get(url)

@@ -101,7 +101,8 @@ def show(console: Console, outcome: Outcome) -> None:
         row("  change", f"{one.change}, example {one.number:,}")
         row("  evidence", str(one.evidence))
     lost = f", {outcome.lost:,} without an answer ({outcome.last_lost})" if outcome.lost else ""
-    row("examples", f"{outcome.examples:,} in target {outcome.target}{lost}; {outcome.seconds:.1f} s")
+    drawn = f" different ones of {outcome.drawn:,} drawn" if outcome.drawn > outcome.examples else ""
+    row("examples", f"{outcome.examples:,}{drawn} in target {outcome.target}{lost}; {outcome.seconds:.1f} s")
     for text in outcome.notes:
         row("note", text)
     row("again", f"--seed {outcome.seed} searches the same")

@@ -142,6 +142,7 @@ class _Run:
                 for met in self._search.pending():
                     self._met(met)
         outcome.examples, outcome.lost = self._search.examples, self._search.lost
+        outcome.drawn = self._search.drawn
         outcome.last_lost = self._search.last_lost
         outcome.seconds = self._clock() - self._began
         return outcome

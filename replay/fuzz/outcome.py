@@ -19,7 +19,8 @@ EXIT_BROKEN = ReplayError.exit_code
 @dataclass(kw_only=True, slots=True)
 class Outcome:
     """``known`` are failures that the dumps record themselves, with the dump of each. ``complete`` says that the search
-    came to its end by itself. ``lost`` examples gave no answer, the last one for the reason ``last_lost``."""
+    came to its end by itself. ``examples`` are those that differ, of all that were ``drawn``. ``lost`` examples gave no
+    answer, the last one for the reason ``last_lost``."""
 
     dumps: tuple[Path, ...]
     out: Path
@@ -30,6 +31,7 @@ class Outcome:
     found: list[Found] = field(default_factory=list)
     broken: list[Broken] = field(default_factory=list)
     examples: int = 0
+    drawn: int = 0
     lost: int = 0
     last_lost: str = ""
     complete: bool = False
@@ -52,6 +54,7 @@ class Outcome:
             "quirks": list(self.quirks),
             "seed": self.seed,
             "examples": self.examples,
+            "drawn": self.drawn,
             "lost": self.lost,
             "last_lost": self.last_lost,
             "complete": self.complete,

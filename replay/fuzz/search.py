@@ -68,7 +68,7 @@ class Search(Generic[E]):
     ) -> None:
         """``key`` says which examples of the ``database`` are this search's. ``deadline`` is a time of ``clock``."""
         self.met: dict[Thing, Met[E]] = {}
-        self.examples = self.lost = 0
+        self.examples = self.drawn = self.lost = 0
         self.last_lost = ""
         self._subject, self._known = subject, frozenset(known)
         self._database = _Database(DirectoryBasedExampleDatabase(database), key)
@@ -149,6 +149,7 @@ class Search(Generic[E]):
 
     def _judge(self, example: E) -> None:
         """Raises `_New` for an example that shows the new thing of this run, or the first one of it."""
+        self.drawn += 1
         told = self._run(example)
         violations: dict[Thing, Violation] = {one.identity: one for one in told.violations}
         things: list[Thing] = [*told.failures, *violations]

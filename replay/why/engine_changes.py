@@ -111,7 +111,8 @@ def _pool(state: pb.RuntimeState, signature: Signature | None) -> Iterator[Chang
             settings={"kv.num_blocks": str(number)},
             subject="kv.num_blocks",
             needs=f"a KV pool of fewer than {number} blocks",
-            points_to=f"This load can take {enough} blocks at once: give the pool more, or admit fewer.",
+            points_to=f"This load can take {enough} blocks at once: give the pool more, or admit fewer. Sizes between "
+            f"{engine.num_blocks} and {number} were not tried.",
             alone_only=number < enough,
         )
     asked = any(step.exhausted for step in state.steps)
@@ -180,7 +181,7 @@ def _scheduling(state: pb.RuntimeState, signature: Signature | None) -> Iterator
             settings={"model.max_model_len": str(2 * engine.max_model_len)},
             subject="model.max_model_len",
             needs=f"a limit of {engine.max_model_len} tokens",
-            points_to="The server's limit of length cut an answer that nobody had limited.",
+            points_to="The server's limit of length cut an answer before its own limit, if it had one.",
         )
     else:
         yield Left("model.max_model_len=...", "no request met the limit of length when it failed")

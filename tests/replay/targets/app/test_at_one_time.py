@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from tests.small_programs import codes, says
+from tests.small_programs import SmallPrograms, codes, says, state_of
+
+TOGETHER_NS = 100_000
+"""Answers of one turn of the loop are this close on record, and those of two turns are not while one is busy."""
 
 TOGETHER = """
 import aiohttp, httpx
@@ -65,6 +70,18 @@ async def gathered(url, library):
 """
 
 
+def recorded_together(programs: SmallPrograms, name: str, entry: str, library: str) -> Path:
+    """A recording whose answers all came while the loop was busy: on a loaded machine some are asked for later."""
+    for _ in range(8):
+        dump, _ = programs.record_served(name, says("alike"), entry=entry, library=library)
+        asked = [one for one in state_of(dump).exchanges if one.direction == "out"]
+        came = [one.sent_ns + one.chunks[0].delay_ns for one in asked if one.chunks]
+        if len(came) == 4 and max(came) - min(came) < TOGETHER_NS:
+            return dump
+        dump.unlink()
+    pytest.fail("the answers never came together")
+
+
 @pytest.mark.parametrize(
     ("entry", "library"),
     [
@@ -78,7 +95,7 @@ async def gathered(url, library):
 )
 def test_what_came_together_comes_together(programs, entry, library):
     name = programs.write(TOGETHER)
-    dump, _ = programs.record_served(name, says("alike"), entry=entry, library=library)
+    dump = recorded_together(programs, name, entry, library)
     report = programs.replay(dump, f"{name}:{entry}").report
     assert report["verdict"] == "reproduced", report
     assert "message-differs" not in codes(report)

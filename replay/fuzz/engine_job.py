@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import base64
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from dumps.schema import state_pb2 as pb
-from dumps.schema.reader import open_dump
 from replay.fuzz.properties import CANNOT, broken_by, broken_by_a_recording, checked_play
 from replay.fuzz.recorded import recorded
 from replay.isolate.worker import Emit
-from replay.scenario.play import Player
+from replay.scenario.bench import Bench, bench
 from replay.scenario.scenario import Scenario
 from replay.signature import Identity
 from replay.targets.host import Host
@@ -27,14 +25,6 @@ from replay.targets.kept_model import KeptModel
 ENGINE_FUNCTION = f"{__name__}:run"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Bench:
-    key: tuple[str, str | None]
-    like: pb.RuntimeState
-    player: Player | None
-
-
-_kept: list[_Bench] = []
 _model = KeptModel()
 
 
@@ -45,38 +35,20 @@ def run(job: dict[str, Any], emit: Emit) -> dict[str, Any]:
     What cannot be played is told as ``refused``, so that the worker is kept.
     """
     emit({"event": "progress", "stage": "load", "done": 0, "total": None})
-    bench = _bench(job)
+    made_with = bench(job)
     emit({"event": "step-started"})
     scenario = Scenario.from_json(job["scenario"])
     try:
         if job.get("wanted"):
-            return _record(scenario, bench, Identity(**job["wanted"]), job["change"])
-        return _check(scenario, bench, job)
+            return _record(scenario, made_with, Identity(**job["wanted"]), job["change"])
+        return _check(scenario, made_with, job)
     except CANNOT as error:
         return {"refused": f"{type(error).__name__}: {error}"}
 
 
-def _bench(job: dict[str, Any]) -> _Bench:
-    key = (job["dump"], job.get("model") if job["target"] == "inference" else None)
-    if not _kept or _kept[0].key != key:
-        _kept.clear()
-        with open_dump(Path(job["dump"])) as dump:
-            like = pb.RuntimeState()
-            like.CopyFrom(dump.state)
-        player: Player | None = None
-        if key[1] is not None:
-            from replay.engine.device import resolve  # these bring torch
-            from replay.scenario.model_player import ModelPlayer
-
-            recorded = next((pair.value for pair in like.manifest.platform if pair.key == "device"), "")
-            player = ModelPlayer.load(Path(key[1]), like, device=resolve(job["device"], recorded=recorded))
-        _kept.append(_Bench(key=key, like=like, player=player))
-    return _kept[0]
-
-
-def _check(scenario: Scenario, bench: _Bench, job: dict[str, Any]) -> dict[str, Any]:
-    first = checked_play(scenario, bench.player, seconds=job["seconds"])
-    broken = [*broken_by(scenario, first, player=bench.player, seconds=job["seconds"])]
+def _check(scenario: Scenario, made_with: Bench, job: dict[str, Any]) -> dict[str, Any]:
+    first = checked_play(scenario, made_with.player, seconds=job["seconds"])
+    broken = [*broken_by(scenario, first, player=made_with.player, seconds=job["seconds"])]
     identities = first.identities
     wanted = identities[0] if identities else None
     looked_at = False
@@ -89,7 +61,7 @@ def _check(scenario: Scenario, bench: _Bench, job: dict[str, Any]) -> dict[str, 
                 replayed |= {"model": job["model"], "device": job["device"]}
             return run_job(replayed, lambda event: None, Host(load=_model.load))
 
-        broken += broken_by_a_recording(scenario, bench.like, wanted, player=bench.player, replay=replay)
+        broken += broken_by_a_recording(scenario, made_with.like, wanted, player=made_with.player, replay=replay)
     return {
         "failures": [asdict(identity) for identity in identities],
         "violations": [one.to_json() for one in broken],
@@ -99,8 +71,8 @@ def _check(scenario: Scenario, bench: _Bench, job: dict[str, Any]) -> dict[str, 
     }
 
 
-def _record(scenario: Scenario, bench: _Bench, wanted: Identity, change: str) -> dict[str, Any]:
+def _record(scenario: Scenario, made_with: Bench, wanted: Identity, change: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="pplx-fuzz-") as folder:
         path = Path(folder) / "played.pplx"
-        recorded(scenario, path, bench.like, bench.player, wanted=wanted, change=change)
+        recorded(scenario, path, made_with.like, made_with.player, wanted=wanted, change=change)
         return {"dump": base64.b64encode(path.read_bytes()).decode("ascii")}
